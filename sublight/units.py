@@ -83,6 +83,8 @@ def parse_quantity(words: str) -> int:
 
     >>> parse_quantity("64MB"), parse_quantity("1.5 GiB"), parse_quantity("2^18"), parse_quantity("4096")
     (64000000, 1610612736, 262144, 4096)
+    >>> parse_quantity("9007199254740993")  # a float has 53 bits
+    9007199254740993
     """
     power = re.fullmatch(r"(\d+)(?:\^|\*\*)(\d+)", words.strip())
     if power and int(power[2]) < 64:
@@ -90,8 +92,9 @@ def parse_quantity(words: str) -> int:
     match = _QUANTITY.fullmatch(words.strip())
     if not match:
         raise ValueError(f"{words!r} is not a quantity: write 4096, 2^18, 64MB or 1.5GiB")
-    amount = float(match[1]) * _SUFFIXES[(match[2] or "").lower()]
-    if amount != int(amount):
+    number = int(match[1]) if match[1].isdigit() else float(match[1])
+    amount = number * _SUFFIXES[(match[2] or "").lower()]
+    if amount == math.inf or amount != int(amount):
         raise ValueError(f"{words!r} is not a whole number")
     return int(amount)
 

@@ -105,6 +105,19 @@ def test_no_option_passes_for_a_name(tools: Tools, ran: list[list[str]]) -> None
     assert [command[-2] for command in ran] == ["--"] * 3
 
 
+@pytest.mark.parametrize("name", ["x" * 5000, "a\0b", "~nobody-of-this-name/x.py"])
+def test_what_can_be_no_name_is_not_there(tools: Tools, name: str) -> None:
+    for words in (tools.explain(name), tools.learn_check(name)):
+        with pytest.raises(BadInput, match="there is no"):
+            call(words)
+
+
+@pytest.mark.parametrize("model", ["x" * 200_000, "a\0b"])
+def test_arguments_that_no_command_takes_are_refused(tmp_path: Path, model: str) -> None:
+    with pytest.raises(BadInput, match="no command can be made"):
+        call(Tools(allowed=(), pages=tmp_path, limit_s=60.0).predict(model))
+
+
 def test_a_check_without_leave_only_reads(tools: Tools, ran: list[list[str]], tmp_path: Path) -> None:
     file = tmp_path / "others" / "copy.py"
     file.write_text("import os\ndef copy(x, out):\n    os.abort()\n")

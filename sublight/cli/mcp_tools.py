@@ -213,14 +213,17 @@ class Tools:
         """Run a process; returns its stderr. It ends with its children at the limit, or when the assistant hangs up."""
         root = str(Path(__file__).resolve().parents[2])
         path = os.pathsep.join(filter(None, (root, os.environ.get("PYTHONPATH"))))
-        process = await asyncio.create_subprocess_exec(
-            *command,
-            stdin=asyncio.subprocess.DEVNULL,
-            stdout=asyncio.subprocess.DEVNULL,
-            stderr=asyncio.subprocess.PIPE,
-            start_new_session=True,
-            env={**os.environ, "PYTHONPATH": path, "COLUMNS": "100"},
-        )
+        try:
+            process = await asyncio.create_subprocess_exec(
+                *command,
+                stdin=asyncio.subprocess.DEVNULL,
+                stdout=asyncio.subprocess.DEVNULL,
+                stderr=asyncio.subprocess.PIPE,
+                start_new_session=True,
+                env={**os.environ, "PYTHONPATH": path, "COLUMNS": "100"},
+            )
+        except (OSError, ValueError) as error:  # an argument that is too long, or has a zero byte
+            raise BadInput(f"no command can be made of these arguments: {error}") from None
         try:
             _, errors = await asyncio.wait_for(process.communicate(), self.limit_s)
         except TimeoutError:
@@ -249,19 +252,19 @@ def _plain(what: str, words: str) -> str:
 
 
 def _existing(name: str) -> Path:
-    path = Path(_plain("file", name)).expanduser()
-    if not path.exists():
-        raise BadInput(f"there is no {name} in {Path.cwd()}: give its path")
-    return path
+    path = os.path.expanduser(_plain("file", name))
+    if not os.path.exists(path):  # False also where a name cannot be one: too long, a zero byte, nobody's home
+        raise BadInput(f"there is no {name:.200} in {Path.cwd()}: give its path")
+    return Path(path)
 
 
 def _file_of(target: str) -> Path | None:
     """The file or folder that `xray` would take for its target, FILE[:KERNEL]; None: an op, or nothing."""
     parts = target.split(":")
     for count in range(len(parts), 0, -1):
-        path = Path(":".join(parts[:count])).expanduser()
-        if path.exists():
-            return path
+        path = os.path.expanduser(":".join(parts[:count]))
+        if os.path.exists(path):
+            return Path(path)
     return None
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import unicodedata
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -25,6 +26,18 @@ Kind = Literal[
     "goal",  # right, but too slow
     "answer",  # a question of the exercise is not answered, or wrongly
 ]
+
+
+def visible(words: str) -> str:
+    """A submission's words without what moves a terminal's cursor, turns the writing round, or is no character.
+
+    >>> visible("\\x1b[2Jpassed \\u202e\\ud800 a\\tb \u5b8c\u6210\\r\\n")
+    '\\\\x1b[2Jpassed \\\\u202e\\\\ud800 a\\tb 完成\\n'
+    """
+    return "".join(
+        each if each.isprintable() or each in "\n\t" or unicodedata.category(each) == "Zs" else ascii(each)[1:-1]
+        for each in words.replace("\r\n", "\n")
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

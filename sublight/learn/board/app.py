@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
+import threading
 import time
 import urllib.parse
 from collections.abc import Awaitable, Callable
@@ -13,6 +15,7 @@ from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import HTMLResponse, JSONResponse, RedirectResponse, Response
 from starlette.concurrency import run_in_threadpool
+from starlette.requests import ClientDisconnect
 
 from sublight.errors import BadInput
 from sublight.gpus import UnknownGpu
@@ -40,6 +43,7 @@ class Allowance:
 
     source_bytes: int = 64 * 1024
     body_bytes: int = 256 * 1024
+    body_s: float = 20.0  # until all of it is there
     requests_a_minute: int = 300  # of one address
     attempts_a_minute: int = 10  # of one address: tokens that are none, and new accounts
     entries_an_hour: int = 60  # of one account
@@ -125,8 +129,18 @@ def make_app(
         """Who is signed in, by cookie; or by token."""
         return account_of(request, request.cookies.get(COOKIE, "") or _bearer(request))
 
+    adding = threading.Lock()
+
     async def body_of(request: Request) -> bytes:
-        """No more than is allowed, whatever its header says."""
+        """No more than is allowed, whatever its header says; a sender who is slow keeps no connection from others."""
+        try:
+            return await asyncio.wait_for(read_of(request), allowed.body_s)
+        except TimeoutError:
+            raise Refused(408, f"it was not there after {allowed.body_s:g} s: nothing was kept") from None
+        except ClientDisconnect:
+            raise Refused(400, "its sender hung up: nothing was kept") from None
+
+    async def read_of(request: Request) -> bytes:
         body = b""
         async for piece in request.stream():
             body += piece
@@ -236,13 +250,14 @@ def make_app(
             raise Refused(400, "the code is no text in UTF-8") from None
         if "\0" in data["source"]:
             raise Refused(400, "the code holds a zero byte, which no Python file may")
-        made, waiting = store.recent(account, 3600)
-        if made >= allowed.entries_an_hour:
-            raise Refused(429, f"{allowed.entries_an_hour} entries an hour are the most: come back later")
-        if waiting >= allowed.entries_waiting:
-            raise Refused(429, f"{waiting} of your entries wait: send more when they are graded")
         state: State = "not_rerun" if why_not_run else "queued"
-        return store.add_entry(account, exercise, gpu, data["source"], claim, state=state, reason=why_not_run)
+        with adding:  # else several at a time would each find room for one more
+            made, waiting = store.recent(account, 3600)
+            if made >= allowed.entries_an_hour:
+                raise Refused(429, f"{allowed.entries_an_hour} entries an hour are the most: come back later")
+            if waiting >= allowed.entries_waiting:
+                raise Refused(429, f"{waiting} of your entries wait: send more when they are graded")
+            return store.add_entry(account, exercise, gpu, data["source"], claim, state=state, reason=why_not_run)
 
     @app.get("/api/entries/{number}")
     def entry(request: Request, number: int) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import shutil
 import socket
@@ -9,6 +10,7 @@ import subprocess
 import threading
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +24,7 @@ from starlette.testclient import TestClient
 from sublight.errors import BadInput
 from sublight.learn.board import pages
 from sublight.learn.board.app import COOKIE, Allowance, Meter, make_app
-from sublight.learn.board.store import Store
+from sublight.learn.board.store import Account, Store
 from sublight.learn.exercises import EXERCISES, find
 from sublight.learn.progress_test import verdict
 from sublight.learn.submit import TOKEN, URL, Board, board_of
@@ -113,6 +115,45 @@ def test_limits(store: Store, tokens: dict[str, str]) -> None:
     assert client.get("/").status_code == 200
     found = [client.get("/").status_code for _ in range(3)]
     assert found[-1] == 429
+
+
+def test_several_at_once_are_no_more_than_are_allowed(
+    store: Store, tokens: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    recent = Store.recent
+
+    def slowly(self: Store, account: Account, seconds: float) -> tuple[int, int]:
+        counts = recent(self, account, seconds)
+        time.sleep(0.02)  # time enough for another to look
+        return counts
+
+    monkeypatch.setattr(Store, "recent", slowly)
+    client = TestClient(make_app(store, allowance=Allowance(entries_waiting=3)))
+    with ThreadPoolExecutor(8) as pool:
+        found = list(pool.map(lambda number: sent(client, tokens["ann"], str(number)).status_code, range(16)))
+    assert sorted(found) == [202] * 3 + [429] * 13
+
+
+def test_a_body_that_never_comes_is_not_waited_for(store: Store, tokens: dict[str, str]) -> None:
+    async def ask(pieces: list[dict[str, Any]]) -> int:
+        """The status of an entry whose body comes so; after the last piece nothing comes."""
+        statuses: list[int] = []
+
+        async def receive() -> dict[str, Any]:
+            return pieces.pop(0) if pieces else await asyncio.sleep(60, {})
+
+        async def send(message: dict[str, Any]) -> None:
+            statuses.append(message.get("status", 0))
+
+        headers = [(b"authorization", b"Bearer " + tokens["ann"].encode())]
+        scope = {"type": "http", "method": "POST", "path": "/api/entries", "headers": headers, "query_string": b"",
+                 "client": ("127.0.0.1", 1), "http_version": "1.1", "scheme": "http"}  # fmt: skip
+        await make_app(store, allowance=Allowance(body_s=0.1))(scope, receive, send)
+        return statuses[0]
+
+    begun = {"type": "http.request", "body": b"{", "more_body": True}
+    assert asyncio.run(ask([dict(begun)])) == 408
+    assert asyncio.run(ask([dict(begun), {"type": "http.disconnect"}])) == 400
 
 
 def test_a_meter_forgets() -> None:

@@ -27,6 +27,11 @@ class Spec:
     strides: tuple[int, ...]
     dtype: str
 
+    @classmethod
+    def of(cls, tensor: Any, file: str = "") -> Spec:
+        dtype = str(tensor.dtype).removeprefix("torch.")
+        return cls(file=file, shape=tuple(tensor.shape), strides=tuple(tensor.stride()), dtype=dtype)
+
     def to_json(self) -> dict[str, Any]:
         return {"file": self.file, "shape": list(self.shape), "strides": list(self.strides), "dtype": self.dtype}
 
@@ -51,10 +56,8 @@ class Shared:
         size_bytes = max(reach * tensor.element_size(), 1)
         descriptor = made(file, bytes([POISON]) * size_bytes if is_poisoned else b"")
         os.ftruncate(descriptor, size_bytes)
-        dtype = str(tensor.dtype).removeprefix("torch.")
-        spec = Spec(file=str(file), shape=tuple(tensor.shape), strides=tuple(tensor.stride()), dtype=dtype)
         with os.fdopen(descriptor, "r+b") as pages:
-            return mapped(spec, pages)
+            return mapped(Spec.of(tensor, str(file)), pages)
 
     def poison(self) -> None:
         self.pages[...] = POISON

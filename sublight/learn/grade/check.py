@@ -32,7 +32,7 @@ from sublight.learn.grade.sandbox import Budget
 from sublight.learn.grade.scan import MODULES, ON_PAPER, runnable, scan
 from sublight.learn.grade.scratch import tail
 from sublight.learn.record import Exercise
-from sublight.learn.verdict import Fault, Verdict
+from sublight.learn.verdict import Fault, Verdict, visible
 
 _JOIN = "blocks are joined by & and |, with parentheses around each side"
 PRINTED_BYTES = 4000  # of what a submission printed
@@ -101,9 +101,9 @@ def check(
         verdict = _by_the_clock(verdict, exercise, source, timer, gpu)
     return replace(
         verdict,
-        faults=tuple(replace(fault, text=fault.text.replace(paths, "")) for fault in verdict.faults),
-        notes=tuple(note.replace(paths, "") for note in (*running.notes, *verdict.notes)),
-        printed=printed,
+        faults=tuple(replace(fault, text=visible(fault.text.replace(paths, ""))) for fault in verdict.faults),
+        notes=tuple(visible(note.replace(paths, "")) for note in (*running.notes, *verdict.notes)),
+        printed=visible(printed),
         cpu_s=sum(running.spent_s) + time.process_time() - began,
     )
 

@@ -19,6 +19,7 @@ from sublight.cli import main as cli
 from sublight.gpus import find as find_gpu
 from sublight.learn.exercises import EXERCISES, find
 from sublight.learn.grade import check as checking
+from sublight.learn.grade import disguised_fakes as disguised
 from sublight.learn.grade.crew import Crew
 from sublight.learn.grade.fakes import CHEATS, COMPILED, HEAD, HONEST, OTHERS, RUN, SCANNED, Cheat
 from sublight.learn.grade.goal import ABOVE_LIMIT
@@ -71,9 +72,9 @@ def test_every_solution_passes(crew: Crew, name: str) -> None:
     assert all(kernel.registers and not kernel.spill_bytes for kernel in verdict.kernels)
 
 
-@pytest.mark.parametrize("style", [*HONEST, *OTHERS])
+@pytest.mark.parametrize("style", [*HONEST, *disguised.HONEST, *OTHERS])
 def test_honest_styles_pass(crew: Crew, style: str) -> None:
-    verdict = checked(crew, *(OTHERS.get(style) or ("add", HONEST[style])))
+    verdict = checked(crew, *(OTHERS.get(style) or ("add", {**HONEST, **disguised.HONEST}[style])))
     assert verdict.has_passed, str(verdict)
 
 
@@ -88,23 +89,32 @@ def refused(crew: Crew, cheat: Cheat, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_cheats_are_refused_for_the_right_reason(crew: Crew, monkeypatch: pytest.MonkeyPatch) -> None:
-    for cheat in RUN:  # one after another: what one does to its process does not reach the next
+    for cheat in (*RUN, *disguised.RUN):  # one after another: what one does to its process does not reach the next
         refused(crew, cheat, monkeypatch)
 
 
-@pytest.mark.parametrize("cheat", COMPILED, ids=lambda cheat: cheat.name)
+@pytest.mark.parametrize("cheat", (*COMPILED, *disguised.COMPILED), ids=lambda cheat: cheat.name)
 def test_cheats_at_the_goal_are_refused(crew: Crew, cheat: Cheat, monkeypatch: pytest.MonkeyPatch) -> None:
     refused(crew, cheat, monkeypatch)
 
 
 def test_there_are_enough_cheats_and_each_has_its_name() -> None:
-    assert len({cheat.name for cheat in CHEATS}) == len(CHEATS) >= 16
+    cheats = (*CHEATS, *disguised.CHEATS)
+    assert len({cheat.name for cheat in cheats}) == len(cheats) >= 16
     assert len(SCANNED) + len(RUN) + len(COMPILED) == len(CHEATS)
 
 
 def test_prints_come_back(crew: Crew) -> None:
     verdict = checked(crew, "add", f"{HEAD}def add(x, y, out):\n    print('n is', out.numel())\n")
     assert "n is 2500" in verdict.printed
+
+
+def test_what_comes_back_moves_no_cursor(crew: Crew) -> None:
+    """Else a submission could write its own verdict over the real one."""
+    body = "    print('\\x1b[2Jadd: passed')\n    raise ValueError('\\x1b[2J passed \\ud800')\n"
+    verdict = checked(crew, "add", f"def add(x, y, out):\n{body}")
+    assert verdict.printed == "\\x1b[2Jadd: passed\n"
+    assert verdict.faults[0].text == "ValueError: \\x1b[2J passed \\ud800"
 
 
 def test_what_was_not_done_yet_is_said(crew: Crew) -> None:

@@ -20,11 +20,14 @@ from sublight.gpus import find as find_gpu
 from sublight.learn.grade import child
 from sublight.learn.grade.buffers import Spec, mapped
 from sublight.learn.grade.guard import Guard
-from sublight.learn.grade.launches import words_of
+from sublight.learn.grade.launches import is_place, words_of
 from sublight.xray.build import code_of
 from sublight.xray.examine import Bounded, bounded
 from sublight.xray.inputs.pretended import gpu_pretended
 from sublight.xray.record import Code
+
+PTR_TO_INT = "tt.ptr_to_int"  # in Triton's own representation
+_GIVE = "give the kernel tensors, and offsets as numbers"
 
 
 def prepared() -> child.Serve:
@@ -132,6 +135,11 @@ def _compiled(launches: list[Any], gpu: Gpu, tensors: list[Any], unfilled: set[i
                 code = code_of(launch, gpu)
                 code = replace(code, arguments={name: blank(value) for name, value in code.arguments.items()})
                 known[key] = code, bounded(code)
+            if (
+                any(is_place(value, tensors) for value in launch.arguments.values())
+                or PTR_TO_INT in known[key][0].ttgir
+            ):
+                raise BadInput(f"{launch.kernel} makes a number of an address, which is another one each time: {_GIVE}")
             room = known[key][1].occupancy
             if room and room.reason:
                 raise BadInput(f"{launch.kernel} does not fit on {gpu.name}: {room.reason}; take a smaller block")

@@ -55,6 +55,10 @@ class Sandbox(Protocol):
         """Another like it, in which this machine's GPU is; None where it cannot be given."""
 
 
+class CrewGone(BadInput):
+    """The processes that stand ready are gone: something ended them, as a machine that is short of memory does."""
+
+
 class Ended(Exception):
     """The process that ran a submission is gone; the message says why."""
 
@@ -156,7 +160,7 @@ class Crew:
         except OSError:
             reply = b""
         if not reply:
-            raise BadInput("the process that runs submissions ended: `sublight doctor` says whether Triton works here")
+            raise CrewGone("the process that runs submissions ended: `sublight doctor` says whether Triton works here")
         return int(json.loads(reply))
 
     @contextlib.contextmanager

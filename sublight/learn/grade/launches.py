@@ -6,6 +6,7 @@ its calls, by how a kernel prints, and launch something cheaper where nobody loo
 
 from __future__ import annotations
 
+import contextlib
 import math
 import re
 from collections.abc import Mapping, Sequence
@@ -15,14 +16,42 @@ PLAIN = (bool, int, float, str, type(None))
 
 
 def words_of(jit: Any, grid: tuple[int, ...], arguments: Mapping[str, Any], tensors: Sequence[Any] = ()) -> str:
-    """The kernel and where it stands, its grid, its numbers, and the constants of the module that it uses; a number
-    that is an address in one of `tensors` is named by its place there."""
+    """The kernel and where it stands, its grid, its numbers, and what it uses of the module: constants, and functions
+    with theirs; a number that is an address in one of `tensors` is named by its place there."""
     function = jit.fn
-    used = {name: function.__globals__.get(name) for name in function.__code__.co_names}
-    constants = {name: value.value for name, value in used.items() if type(value).__name__ == "constexpr"}
     given = {name: _plain(arguments[name], tensors) for name in jit.arg_names if name in arguments}
-    place = f"{function.__name__} of line {function.__code__.co_firstlineno}"
-    return f"{place}, grid {(*grid, 1, 1, 1)[:3]}, {given}{f', {constants}' if constants else ''}"
+    used = _used(function, {function})
+    for value in arguments.values():
+        if _is_function(value):
+            used |= {value.fn.__name__: _place_of(value.fn), **_used(value.fn, {function, value.fn})}
+    place = _place_of(function)
+    return f"{place}, grid {(*grid, 1, 1, 1)[:3]}, {given}{f', {used}' if used else ''}"
+
+
+def _place_of(function: Any) -> str:
+    return f"{function.__name__} of line {function.__code__.co_firstlineno}"
+
+
+def _is_function(value: Any) -> bool:
+    """Whether this is a kernel, or a function that a kernel may call: Triton's wrapper of one."""
+    return hasattr(getattr(value, "fn", None), "__code__")
+
+
+def _used(function: Any, seen: set[Any]) -> dict[str, Any]:
+    """By name, what a kernel finds around it: the values of constants, the places of functions, and what these use."""
+    code = function.__code__
+    around = {name: function.__globals__.get(name) for name in code.co_names}
+    for name, cell in zip(code.co_freevars, function.__closure__ or (), strict=True):
+        with contextlib.suppress(ValueError):  # nothing is bound to it yet
+            around[name] = cell.cell_contents
+    used: dict[str, Any] = {}
+    for name, value in around.items():
+        if type(value).__name__ == "constexpr":
+            used[name] = value.value
+        elif _is_function(value) and value.fn not in seen and not value.fn.__module__.startswith("triton."):
+            seen.add(value.fn)
+            used |= {name: _place_of(value.fn), **{f"{name}: {one}": x for one, x in _used(value.fn, seen).items()}}
+    return used
 
 
 def _plain(value: Any, tensors: Sequence[Any]) -> Any:
@@ -36,6 +65,13 @@ def _plain(value: Any, tensors: Sequence[Any]) -> Any:
     if hasattr(value, "untyped_storage"):
         return f"{value.dtype} {tuple(value.shape)}"
     return getattr(value, "__name__", None) or type(value).__name__
+
+
+def is_place(value: Any, tensors: Sequence[Any]) -> bool:
+    """Whether a number is an address in one of the tensors, or a list has one."""
+    if isinstance(value, tuple | list):
+        return any(is_place(each, tensors) for each in value)
+    return not isinstance(value, bool) and bool(_place(value, tensors))
 
 
 def _place(value: Any, tensors: Sequence[Any]) -> str:

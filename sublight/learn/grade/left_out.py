@@ -47,4 +47,19 @@ def left_out(name: str, distinct: int, wanted: int, launches: Sequence[Mapping[s
     return ""
 
 
+def filled(name: str, distinct: int, launches: Sequence[Mapping[str, Any]]) -> str:
+    """What is wrong where more elements are written than kernels have stored; empty where it is not so.
+
+    >>> filled("out", 1024, [{"total": 16, "counts": [1024]}]), filled("out", 0, [])
+    ('', '')
+    >>> filled("out", 16384, [{"total": 16, "counts": [1024]}])[:50]
+    'out is filled (zero_) before a kernel stores to it'
+    """
+    stored = sum(sum(each["counts"]) for each in launches)
+    if not 0 < stored < distinct:
+        return ""
+    why = "that takes a GPU as long as a kernel does, and a kernel that stores each element once does not need it"
+    return f"{name} is filled (zero_) before a kernel stores to it: {why}"
+
+
 _REST = "the rest is left out"

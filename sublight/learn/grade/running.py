@@ -25,7 +25,7 @@ from sublight.learn.grade.child import explained
 from sublight.learn.grade.crew import Crew, Ended, Mode, Task
 from sublight.learn.grade.judge import fault_of
 from sublight.learn.grade.launches import difference, programs_of
-from sublight.learn.grade.left_out import left_out
+from sublight.learn.grade.left_out import filled, left_out
 from sublight.learn.grade.sandbox import Budget
 from sublight.learn.record import Exercise, Problem
 from sublight.learn.verdict import Fault, KernelFigures
@@ -158,7 +158,7 @@ class Running:
 
     def _goal_specs(self) -> dict[str, Any]:
         """Without data, which nobody looks at there; but whole numbers say what is read, so these are real."""
-        inputs, outputs = (_bare(each) for each in self._shapes_of(self.goal))
+        inputs, outputs = ([Spec.of(x) for x in each] for each in self._shapes_of(self.goal))
         if any(not x.is_floating_point() for x in self._shapes_of(self.goal)[0]):
             made = self.problem.inputs(self.goal.shape, self.goal.dtype, "cpu", secrets.randbits(62))
             for place, x in enumerate(made):
@@ -267,10 +267,15 @@ class Running:
                         return self._all_programs(answer["kernels"])
                     if faults := self._seen(answer, [], str(self.goal)):
                         return faults
+                    stores = zip(self.exercise.outputs, outputs, answer["written"], strict=True)
+                    if words := "".join(filled(name, len(one.written()), launches) for name, one, launches in stores):
+                        return [Fault(kind="goal", text=words, case=str(self.goal))]
                     faults, errors = self._of_sample(made, outputs, answer["written"])
                     pooled = [a.merge(b) for a, b in zip(pooled, errors, strict=True)] if pooled else errors
                     if all(each.ok for each in pooled):
                         return []
+                    if faults and any(len(launches) > 1 for launches in answer["written"]):  # one over another
+                        return self._all_programs(answer["kernels"])
                     if any(each.misplaced or math.isinf(each.ratio) for each in errors):
                         break
             except Ended as ended:
@@ -350,15 +355,6 @@ def most_draws(ratio: float, elements: int) -> int:
     (64, 8, 64, 40)
     """
     return MOST_DRAWS if ratio <= NEAR else min(MOST_DRAWS, max(DRAWS, ENOUGH_ELEMENTS // elements))
-
-
-def _bare(tensors: Inputs) -> list[Spec]:
-    """Specs without files."""
-    kinds = [str(x.dtype).removeprefix("torch.") for x in tensors]
-    return [
-        Spec(file="", shape=tuple(x.shape), strides=tuple(x.stride()), dtype=kind)
-        for x, kind in zip(tensors, kinds, strict=True)
-    ]
 
 
 def specs_of(inputs: list[Shared], outputs: list[Shared]) -> dict[str, Any]:

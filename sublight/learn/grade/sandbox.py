@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ctypes
 import math
+import os
 import platform
 import resource
 import struct
@@ -27,12 +28,17 @@ _AUDIT = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}
 _CALLS = {  # numbers of system calls
     "x86_64": {"socket": 41, "socketpair": 53, "ptrace": 101, "io_uring_setup": 425,
                "clone": 56, "fork": 57, "vfork": 58, "execve": 59, "execveat": 322, "clone3": 435,
-               "process_vm_readv": 310, "process_vm_writev": 311},
+               "process_vm_readv": 310, "process_vm_writev": 311, "kill": 62, "tkill": 200, "tgkill": 234,
+               "rt_sigqueueinfo": 129, "rt_tgsigqueueinfo": 297, "pidfd_send_signal": 424},
     "aarch64": {"socket": 198, "socketpair": 199, "ptrace": 117, "io_uring_setup": 425,
                 "clone": 220, "execve": 221, "execveat": 281, "clone3": 435,
-                "process_vm_readv": 270, "process_vm_writev": 271},
+                "process_vm_readv": 270, "process_vm_writev": 271, "kill": 129, "tkill": 130, "tgkill": 131,
+                "rt_sigqueueinfo": 138, "rt_tgsigqueueinfo": 240, "pidfd_send_signal": 424},
 }  # fmt: skip
-_NEVER = ("socket", "socketpair", "ptrace", "io_uring_setup", "process_vm_readv", "process_vm_writev")
+_NEVER = (
+    *("socket", "socketpair", "ptrace", "io_uring_setup", "process_vm_readv", "process_vm_writev"),
+    *("kill", "tkill", "rt_sigqueueinfo", "rt_tgsigqueueinfo", "pidfd_send_signal"),  # the grader is a process, too
+)
 _PROGRAMS = ("fork", "vfork", "execve", "execveat")
 
 
@@ -93,17 +99,21 @@ def filter_code(machine: str, *, programs: bool) -> bytes:
     """A submission's: refuse those listed, and where no program may start, clones that are no threads."""
     calls = _CALLS[machine]
     refused = [calls[name] for name in (*_NEVER, *(() if programs else _PROGRAMS)) if name in calls]
-    return refusing(machine, refused, clone_flags=None if programs else _NOT_A_THREAD)
+    return refusing(machine, refused, clone_flags=None if programs else _NOT_A_THREAD, ends=os.getpid())
 
 
-def refusing(machine: str, numbers: Iterable[int], *, clone_flags: int | None) -> bytes:
-    """A filter that refuses another architecture's calls, these, and clones with any of these flags."""
+def refusing(machine: str, numbers: Iterable[int], *, clone_flags: int | None, ends: int = 0) -> bytes:
+    """A filter that refuses another architecture's calls, these, clones with any of these flags, and, where `ends` is
+    a process, signals to threads of any other: to abort is a signal to oneself."""
     calls = _CALLS[machine]
     code = [_step(_LOAD, 4), _step(_JUMP_EQUAL, _AUDIT[machine], 1, 0), _step(_RETURN, _EPERM), _step(_LOAD, 0)]
     for number in numbers:
         code += [_step(_JUMP_EQUAL, number, 0, 1), _step(_RETURN, _EPERM)]
     if machine == "x86_64":  # numbers from 2**30 on are the same calls once more
         code += [_step(0x35, 0x40000000, 0, 1), _step(_RETURN, _EPERM)]
+    if ends:
+        code += [_step(_JUMP_EQUAL, calls["tgkill"], 0, 4), _step(_LOAD, 16), _step(_JUMP_EQUAL, ends, 1, 0)]
+        code += [_step(_RETURN, _EPERM), _step(_RETURN, _ALLOW)]
     if clone_flags is not None:
         code += [_step(_JUMP_EQUAL, calls["clone3"], 0, 1), _step(_RETURN, _ENOSYS)]  # glibc then takes clone
         is_set, is_clear = (1, 0) if clone_flags == _NOT_A_THREAD else (0, 1)

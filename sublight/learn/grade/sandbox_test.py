@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -17,6 +19,8 @@ TRIALS = {  # code -> what it prints
     "os.fork() or os._exit(0)": "PermissionError",
     "subprocess.run(['true'])": "PermissionError",
     "bytearray(10**9)": "MemoryError",
+    "os.kill(os.getppid(), 0)": "PermissionError",
+    "signal.pthread_kill(threading.get_ident(), 0)": "allowed",
     "threading.Thread(target=int).start()": "allowed",
     "open('/dev/null').read()": "allowed",
 }
@@ -24,7 +28,7 @@ TRIALS = {  # code -> what it prints
 
 def tried(programs: bool) -> dict[str, str]:
     code = f"""
-import os, socket, subprocess, threading
+import os, signal, socket, subprocess, threading
 from sublight.learn.grade.sandbox import Budget, confine
 confine(Budget(memory_bytes=2**27), programs={programs})
 for trial in {list(TRIALS)!r}:
@@ -45,3 +49,16 @@ def test_what_a_submission_cannot_do() -> None:
 def test_a_compiler_may_start_programs_but_reach_no_network() -> None:
     allowed = {"os.fork() or os._exit(0)": "allowed", "subprocess.run(['true'])": "allowed"}
     assert tried(programs=True) == TRIALS | allowed
+
+
+def test_a_process_may_abort_and_end_no_other() -> None:
+    code = """
+import ctypes, os
+from sublight.learn.grade.sandbox import Budget, confine
+confine(Budget(), programs=False)
+libc, parent, tgkill = ctypes.CDLL(None, use_errno=True), os.getppid(), {"x86_64": 234, "aarch64": 131}
+print(libc.syscall(tgkill[os.uname().machine], parent, parent, 0), ctypes.get_errno(), flush=True)
+os.abort()
+"""
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=False)
+    assert (done.stdout, done.returncode) == (f"-1 {errno.EPERM}\n", -signal.SIGABRT), done.stderr

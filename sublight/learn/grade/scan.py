@@ -12,6 +12,7 @@ import builtins
 import difflib
 from dataclasses import dataclass, field
 
+from sublight.learn.grade.bindings import bound_names, changed_meanings, imported, methods_of
 from sublight.learn.verdict import Fault
 
 MODULES = ("torch", "triton", "triton.language", "math", "typing", "functools", "__future__")
@@ -23,7 +24,7 @@ OF_TORCH = {
     "cuda.get_device_capability",
 }
 OF_TRITON = {
-    *("jit", "cdiv", "next_power_of_2", "autotune", "Config", "heuristics", "constexpr_function", "language"),
+    *("jit", "cdiv", "next_power_of_2", "autotune", "Config", "heuristics", "language"),
     *("tools", "tools.tensor_descriptor", "tools.tensor_descriptor.TensorDescriptor"),
 }
 LANGUAGE_FOLDERS = (("extra",), ("extra", "cuda"), ("extra", "libdevice"), ("extra", "cuda", "libdevice"))
@@ -57,6 +58,7 @@ INNER_MODULES = {
     *("torch.cuda", "triton.tools", "triton.tools.tensor_descriptor", "triton.language.math"),
     *("triton.language." + ".".join(folder) for folder in LANGUAGE_FOLDERS),
 }
+BASES = {"object", *(name for name in BUILTINS if name.endswith(("Error", "Exception")))}  # of a submission's classes
 MOST_CHARACTERS = 2**18  # of a submission: a solution has some thousand
 OF_LISTS = {"insert", "pop", "remove", "reverse", "sort", "copy", "clear", "count", "index"}
 USUAL_WORDS = {  # of tl
@@ -77,7 +79,11 @@ def scan(source: str, function: str, modules: tuple[str, ...] = MODULES) -> list
     try:
         tree = ast.parse(source)
         tree.body = [node for node in tree.body if not _is_trial(node)]
-        scanner = _Scanner(defined=_defined(tree), allowed=modules, names_here=_of_file(tree))
+        scanner = _Scanner(
+            defined=bound_names(tree), allowed=modules, names_here=_of_file(tree), methods=methods_of(tree)
+        )
+        for node, words in changed_meanings(tree, BASES):
+            scanner.refuse(node, words)
         scanner.visit(tree)
     except SyntaxError as error:
         return [Fault(kind="syntax", line=error.lineno or 0, text=f"Python cannot read this: {error.msg}")]
@@ -107,29 +113,12 @@ def _is_trial(node: ast.stmt) -> bool:
     return isinstance(node, ast.If) and not node.orelse and ast.unparse(node.test) == "__name__ == '__main__'"
 
 
-def _defined(tree: ast.AST) -> set[str]:
-    """Every name that the submission, or one function of it, binds itself."""
-    names: set[str] = set()
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
-            names.add(node.id)
-        elif isinstance(node, ast.FunctionDef | ast.ClassDef):
-            names.add(node.name)
-        elif isinstance(node, ast.arg):
-            names.add(node.arg)
-        elif isinstance(node, ast.ExceptHandler) and node.name:
-            names.add(node.name)
-        elif isinstance(node, ast.Import | ast.ImportFrom):
-            names |= {alias.asname or alias.name.split(".")[0] for alias in node.names}
-    return names
-
-
 def _of_file(tree: ast.Module) -> set[str]:
     """Names that every function sees: the file's imports, constants, functions and classes."""
     return {
         name
         for node in tree.body
-        for name in ({node.name} if isinstance(node, ast.FunctionDef | ast.ClassDef) else _defined(node))
+        for name in ({node.name} if isinstance(node, ast.FunctionDef | ast.ClassDef) else bound_names(node))
     }
 
 
@@ -142,6 +131,7 @@ class _Scanner(ast.NodeVisitor):
     faults: list[Fault] = field(default_factory=list)
     modules: dict[str, str] = field(default_factory=dict)  # alias -> module, or what was imported from one
     classes: set[str] = field(default_factory=set)  # of the submission
+    methods: set[str] = field(default_factory=set)  # of its classes
     in_kernel: bool = False
     names_here: set[str] = field(default_factory=set)  # that the function around binds, and the file itself
 
@@ -152,10 +142,8 @@ class _Scanner(ast.NodeVisitor):
         for alias in node.names:
             if alias.name not in self.allowed:
                 self.refuse(node, f"`import {alias.name}`: {self._imports()}")
-            if alias.asname:
-                self.modules[alias.asname] = alias.name
-            else:
-                self.modules[alias.name.split(".")[0]] = alias.name.split(".")[0]
+            name, module = imported(alias)
+            self.modules[name] = module
 
     def visit_ImportFrom(self, node: ast.ImportFrom) -> None:
         module = node.module or ""
@@ -208,7 +196,7 @@ class _Scanner(ast.NodeVisitor):
         outer, self.in_kernel = self.in_kernel, self.in_kernel or self._is_kernel(node)
         if node.name.startswith("__") and node.name not in ("__init__", "__call__"):
             self.refuse(node, f"`def {node.name}`: a submission changes nothing of Python's own")
-        others, self.names_here = self.names_here, self.names_here | _defined(node)
+        others, self.names_here = self.names_here, self.names_here | bound_names(node)
         self.generic_visit(node)
         self.in_kernel, self.names_here = outer, others
 
@@ -234,7 +222,7 @@ class _Scanner(ast.NodeVisitor):
             self.refuse(node, f"`{node.id}` {words}")
         elif isinstance(node.ctx, ast.Load) and _is_module(self.modules.get(node.id, "")):
             self.refuse(node, f"`{node.id}` is a module: use what is in it")
-        elif isinstance(node.ctx, ast.Store) and (node.id in self.modules or node.id.startswith("__")):
+        elif isinstance(node.ctx, ast.Store) and node.id.startswith("__"):
             self.refuse(node, f"`{node.id}` must keep its meaning")
 
     def _near(self, name: str) -> str:
@@ -264,7 +252,11 @@ class _Scanner(ast.NodeVisitor):
         if isinstance(node.value, ast.Name) and node.value.id not in self.defined | BUILTINS:
             self.visit_Name(node.value)  # what stands before the dot is not there: nothing to say of what follows
             return
-        if node.attr.startswith("_"):
+        if isinstance(node.value, ast.Name) and node.value.id in self.classes and node.attr in self.methods:
+            self.refuse(
+                node, f"`{ast.unparse(node)}`: a method is called on an object, `{node.value.id}().{node.attr}`"
+            )
+        elif node.attr.startswith("_"):
             self.refuse(node, f"`.{node.attr}`: names that begin with _ are not for a submission")
         elif not isinstance(node.ctx, ast.Load) and ast.unparse(node.value) != "self":
             self.refuse(node, f"`{ast.unparse(node)}` must keep its meaning")

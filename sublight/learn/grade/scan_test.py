@@ -7,6 +7,7 @@ import types
 import pytest
 
 from sublight.learn.exercises import EXERCISES
+from sublight.learn.grade import disguised_fakes as disguised
 from sublight.learn.grade.fakes import HONEST, OTHERS, SCANNED, Cheat
 from sublight.learn.grade.mistakes import branches, joins_blocks, words_between_blocks
 from sublight.learn.grade.scan import (
@@ -20,7 +21,7 @@ from sublight.learn.grade.scan import (
 )
 
 
-@pytest.mark.parametrize("cheat", SCANNED, ids=lambda cheat: cheat.name)
+@pytest.mark.parametrize("cheat", (*SCANNED, *disguised.SCANNED), ids=lambda cheat: cheat.name)
 def test_what_a_submission_may_not_contain_is_named(cheat: Cheat) -> None:
     faults = scan(cheat.source, cheat.exercise)
     assert [fault.kind for fault in faults[:1]] == ["scan"]
@@ -30,7 +31,7 @@ def test_what_a_submission_may_not_contain_is_named(cheat: Cheat) -> None:
 def test_honest_code_may_run() -> None:
     for exercise in EXERCISES:
         assert scan(exercise.starter(), exercise.name) == scan(exercise.solution(), exercise.name) == []
-    for style, source in HONEST.items():
+    for style, source in (*HONEST.items(), *disguised.HONEST.items()):
         assert scan(source, "add") == [], style
     for style, (name, source) in OTHERS.items():
         assert scan(source, name) == [], style

@@ -138,22 +138,26 @@ def stay(address: Path, idle_s: float = IDLE_S) -> None:
         try:
             with Crew() as crew, contextlib.suppress(TimeoutError):
                 importlib.import_module("sublight.learn.grade.check")  # with torch, while the crew loads it, too
-                while True:
+                is_ready = True
+                while is_ready:
                     connection, _ = listening.accept()
                     with connection, contextlib.suppress(OSError, ValueError):
                         connection.settimeout(None)
-                        _answer(connection, crew)
+                        is_ready = _answer(connection, crew)
         finally:
             address.unlink(missing_ok=True)
             held.unlink(missing_ok=True)
             os.close(lock)
 
 
-def _answer(connection: socket.socket, crew: Any) -> None:
+def _answer(connection: socket.socket, crew: Any) -> bool:
+    """Make one check; whether the crew is there for another."""
     from sublight.learn.exercises import find
     from sublight.learn.grade.check import check as grade
+    from sublight.learn.grade.crew import CrewGone
     from sublight.learn.target import target
 
+    is_ready = True
     with connection.makefile("rw", encoding="utf-8") as channel:
         order = json.loads(channel.readline())
         try:
@@ -161,11 +165,14 @@ def _answer(connection: socket.socket, crew: Any) -> None:
             verdict = grade(find(order["exercise"]), order["source"], crew=crew, gpu=gpu, file=order["file"])
             data = dataclasses.asdict(dataclasses.replace(verdict, drawn_by=None))
             reply: dict[str, Any] = {"verdict": {name: value for name, value in data.items() if name != "drawn_by"}}
+        except CrewGone:  # the check is made again, by a crew of its own
+            reply, is_ready = {}, False
         except (BadInput, UnknownGpu) as error:
             reply = {"refused": str(error)}
         except Exception:  # a fault of ours: the check is made again where its traceback is seen
             reply = {}
         channel.write(json.dumps(reply) + "\n")
+    return is_ready
 
 
 if __name__ == "__main__":

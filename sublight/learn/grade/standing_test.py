@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import stat
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -16,6 +17,7 @@ pytest.importorskip("triton")
 from sublight.errors import BadInput
 from sublight.learn.exercises import find
 from sublight.learn.grade import standing
+from sublight.learn.grade.crew import CrewGone
 
 
 @pytest.fixture
@@ -42,6 +44,21 @@ def test_a_verdict_comes_back_whole(grader: Path, monkeypatch: pytest.MonkeyPatc
     with pytest.raises(BadInput, match="unknown GPU"):
         standing.check(find("add"), source, gpu="h2000", file="learn/add.py")
     standing.stay(grader)  # a second one leaves at once
+
+
+def test_a_crew_that_was_ended_is_not_asked_again(grader: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def gone(*args: object, **options: object) -> None:
+        raise CrewGone("the process that runs submissions ended")
+
+    monkeypatch.setattr("sublight.learn.grade.check.check", gone)
+    while not grader.exists():
+        pass
+    with pytest.raises(standing.Unreachable):  # so the check is made again, by a crew of its own
+        standing.check(find("add"), "def add(x, y, out):\n    pass\n", gpu="h200", file="learn/add.py")
+    until = time.monotonic() + 0.9  # it would stay for a second
+    while grader.exists() and time.monotonic() < until:
+        time.sleep(0.01)
+    assert not grader.exists()
 
 
 def test_a_folder_that_others_may_enter_is_not_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -205,7 +205,8 @@ class _Run:
         for hook in self.jit.pre_run_hooks:
             hook(*args, **kwargs)
         bound = inspect.getcallargs(fn, *args, **kwargs)
-        constants = self.interpreter.GridExecutor(fn, self.jit.arg_names, grid).constexprs
+        annotations = inspect.get_annotations(self.jit.fn)  # Triton's interpreter knows them by the name tl alone
+        constants = [name for name, kind in annotations.items() if "constexpr" in str(kind)]
         size = grid(bound) if callable(grid) else grid
         size = tuple(
             operator.index(n) for n in (size if isinstance(size, tuple | list) else (size,))

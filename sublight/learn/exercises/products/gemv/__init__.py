@@ -37,9 +37,7 @@ GEMV = Exercise(
     apart=("weight",),
     sizes={"rows": (1, 60), "cols": (1, 1500)},
     shown={"rows": 30, "cols": 1000},
-    goal=Goal(
-        shape={"rows": 8192, "cols": 4096}, dtype="float16", fraction=0.85, on_gpu={"rows": 32768, "cols": 4096}
-    ),
+    goal=Goal(shape={"rows": 8192, "cols": 4096}, dtype="float16", fraction=0.85, on_gpu={"rows": 32768, "cols": 4096}),
     needs=("row_sum",),
     dtypes=("float16", "bfloat16"),
 )
