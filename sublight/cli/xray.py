@@ -225,6 +225,7 @@ def _codes(wanted: Wanted, target: str, args: Sequence[str]) -> tuple[Code, ...]
         os.environ.pop("TRITON_INTERPRET", None)  # for xray kernels must be compiled, not interpreted
     from sublight.cost import parse_dtype
     from sublight.xray.inputs.load import load, parted, sides_of
+    from sublight.xray.load_torch import load_torch
 
     path, _ = parted(target)
     kind = _kind(path)
@@ -232,6 +233,8 @@ def _codes(wanted: Wanted, target: str, args: Sequence[str]) -> tuple[Code, ...]
     _grid(wanted.grid)  # a mistake in it must not cost the time that kernels take to compile
     if args and not wanted.record:
         raise BadInput(f"{args[0]}: one kernel file at a time; a script's arguments go with --record or --run")
+    if wanted.record or kind == "op":
+        load_torch()
     return load(
         target,
         _gpus(wanted.gpus, path),
