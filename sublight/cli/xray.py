@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
 DEFAULT_GPU = "h100"
 DEFAULT_DTYPE = "bf16"
+MOST_BLOCKS = (2**31 - 1, 2**16 - 1, 2**16 - 1)  # along each axis of a grid
 AFTER = "after:"  # prefix of a constant that is for the second kernel of --diff alone
 EXAMPLE = "sublight xray kernels.py:my_kernel, or an op: sublight xray softmax"
 
@@ -296,7 +297,10 @@ def _grid(words: str) -> tuple[int, ...]:
     sizes = words.lower().split("x")
     if len(sizes) > 3 or not all(size.strip().isdecimal() and int(size) for size in sizes):
         raise BadInput(f"--grid {words!r}: write blocks, as in 132 or 64x8")
-    return tuple(map(int, sizes))
+    blocks = tuple(map(int, sizes))
+    if any(count > most for count, most in zip(blocks, MOST_BLOCKS, strict=False)):
+        raise BadInput(f"--grid {words}: no GPU launches more than {' x '.join(f'{most:,}' for most in MOST_BLOCKS)} blocks")
+    return blocks
 
 
 def _bytes(words: str) -> int:
