@@ -299,7 +299,9 @@ def _grid(words: str) -> tuple[int, ...]:
         raise BadInput(f"--grid {words!r}: write blocks, as in 132 or 64x8")
     blocks = tuple(map(int, sizes))
     if any(count > most for count, most in zip(blocks, MOST_BLOCKS, strict=False)):
-        raise BadInput(f"--grid {words}: no GPU launches more than {' x '.join(f'{most:,}' for most in MOST_BLOCKS)} blocks")
+        raise BadInput(
+            f"--grid {words}: no GPU launches more than {' x '.join(f'{most:,}' for most in MOST_BLOCKS)} blocks"
+        )
     return blocks
 
 

@@ -93,8 +93,10 @@ class Session:
 
     def add_results(self, results: tuple[Any, ...]) -> None:
         findings, launches, kernels, names, arguments, replaced = results
-        for found in findings:
-            self.notes.add(found.id, found.kernel, found.place, found.detail, is_information=found.is_information)
+        for finding in findings:
+            self.notes.add(
+                finding.id, finding.kernel, finding.place, finding.detail, is_information=finding.is_information
+            )
         self.launches += launches
         self.kernels |= kernels
         self.names |= names

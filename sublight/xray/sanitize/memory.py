@@ -231,13 +231,13 @@ class Memory:
 
     def known(self, tensor: Any) -> Storage | None:
         raw = tensor.untyped_storage()
-        found = self.storages.get(raw.data_ptr())
-        if found is None:
+        storage = self.storages.get(raw.data_ptr())
+        if storage is None:
             return None
-        if found.weak.expired() or found.byte_count != raw.nbytes():  # another tensor took its place
-            self.judge(self.storages.pop(found.address))
+        if storage.weak.expired() or storage.byte_count != raw.nbytes():  # another tensor took its place
+            self.judge(self.storages.pop(storage.address))
             return None
-        return found
+        return storage
 
     def at(self, address: int) -> Storage | None:
         for storage in self.storages.values():

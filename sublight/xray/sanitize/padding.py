@@ -141,23 +141,23 @@ class Padding:
 
     def _sources(self, args: Any) -> list[Status]:
         """What is known of these arguments."""
-        found = []
+        sources = []
         for arg in args:
             if isinstance(arg, self.interpreter.TensorHandle):
                 if KEY in arg.attr:
-                    found.append(arg.attr[KEY])
+                    sources.append(arg.attr[KEY])
             elif isinstance(arg, list | tuple):
-                found += self._sources(arg)
-        return found
+                sources += self._sources(arg)
+        return sources
 
     def _handles(self, args: Any) -> list[Any]:
-        found = []
+        handles = []
         for arg in args:
             if isinstance(arg, self.interpreter.TensorHandle):
-                found.append(arg)
+                handles.append(arg)
             elif isinstance(arg, list | tuple):
-                found += self._handles(arg)
-        return found
+                handles += self._handles(arg)
+        return handles
 
     def _merged(self, args: tuple[Any, ...], again: Callable[..., Any], sources: list[Status]) -> Status:
         return sources[0] if len(sources) == 1 else merged(sources)
@@ -308,10 +308,10 @@ class Padding:
                 add(each, replace(doubt, both=pair))
         if (shared & filled).any() and not is_bf16(value):
             if name in SIGN:
-                found = one.doubt_extreme(SIGN[name], self.worst)
+                new_doubts = one.doubt_extreme(SIGN[name], self.worst)
             else:
-                found = one.doubt_sum() if name == SUM else one.doubt_combined()
-            for each, doubt in zip(outcomes, found, strict=False):
+                new_doubts = one.doubt_sum() if name == SUM else one.doubt_combined()
+            for each, doubt in zip(outcomes, new_doubts, strict=False):
                 add(each, doubt)
 
 

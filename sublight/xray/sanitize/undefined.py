@@ -253,10 +253,10 @@ def _product(a: Array, b: Array) -> Array:
 
 
 def _any(part: str, sources: list[Undefined]) -> Array:
-    found: Any = False
+    lanes: Any = False
     for each in sources:
-        found = found | getattr(each, part)
-    return np.asarray(found)
+        lanes = lanes | getattr(each, part)
+    return np.asarray(lanes)
 
 
 def _part(handle: Any, part: str) -> Array:
