@@ -178,9 +178,9 @@ class Lanes:
             bare = self.interpreter.TensorHandle(x.handle.data, x.handle.dtype)
             bare.attr.update({name: value for name, value in x.handle.attr.items() if name != "undefined"})
             result = original(type(x)(bare, x.type), *args, **kwargs)
-            lacking = np.broadcast_to(known.none | known.mixed, x.handle.data.shape)
-            every = np.broadcast_to(known.none, x.handle.data.shape).all(axis=-1, keepdims=True)
-            self._mix(result.handle, [known], every, lacking.any(axis=-1, keepdims=True) & ~every)
+            every = np.asarray(known.none.all(axis=-1, keepdims=True))
+            some = np.asarray((known.none | known.mixed).any(axis=-1, keepdims=True))
+            self._mix(result.handle, [known], every, some & ~every)
             return result
 
         return sort
