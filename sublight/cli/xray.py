@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
 DEFAULT_GPU = "h100"
 DEFAULT_DTYPE = "bf16"
+MOST_BLOCKS = (2**31 - 1, 2**16 - 1, 2**16 - 1)  # along each axis of a grid
 AFTER = "after:"  # prefix of a constant that is for the second kernel of --diff alone
 EXAMPLE = "sublight xray kernels.py:my_kernel, or an op: sublight xray softmax"
 
@@ -225,6 +226,7 @@ def _codes(wanted: Wanted, target: str, args: Sequence[str]) -> tuple[Code, ...]
         os.environ.pop("TRITON_INTERPRET", None)  # for xray kernels must be compiled, not interpreted
     from sublight.cost import parse_dtype
     from sublight.xray.inputs.load import load, parted, sides_of
+    from sublight.xray.load_torch import load_torch
 
     path, _ = parted(target)
     kind = _kind(path)
@@ -232,6 +234,8 @@ def _codes(wanted: Wanted, target: str, args: Sequence[str]) -> tuple[Code, ...]
     _grid(wanted.grid)  # a mistake in it must not cost the time that kernels take to compile
     if args and not wanted.record:
         raise BadInput(f"{args[0]}: one kernel file at a time; a script's arguments go with --record or --run")
+    if wanted.record or kind == "op":
+        load_torch()
     return load(
         target,
         _gpus(wanted.gpus, path),
@@ -293,7 +297,12 @@ def _grid(words: str) -> tuple[int, ...]:
     sizes = words.lower().split("x")
     if len(sizes) > 3 or not all(size.strip().isdecimal() and int(size) for size in sizes):
         raise BadInput(f"--grid {words!r}: write blocks, as in 132 or 64x8")
-    return tuple(map(int, sizes))
+    blocks = tuple(map(int, sizes))
+    if any(count > most for count, most in zip(blocks, MOST_BLOCKS, strict=False)):
+        raise BadInput(
+            f"--grid {words}: no GPU launches more than {' x '.join(f'{most:,}' for most in MOST_BLOCKS)} blocks"
+        )
+    return blocks
 
 
 def _bytes(words: str) -> int:

@@ -204,6 +204,7 @@ def test_what_is_shown_loads_no_costs(monkeypatch: pytest.MonkeyPatch, capsys: p
         (["one.py", "--const", "after:N=1"], "is for the second kernel of --diff"),
         (["one.py", "--grid", "4x"], "--grid '4x': write blocks, as in 132 or 64x8"),
         (["one.py", "--grid", "1x2x3x4"], "--grid '1x2x3x4'"),
+        (["one.py", "--grid", "1x65536"], "no GPU launches more than 2,147,483,647 x 65,535 x 65,535 blocks"),
         (["one.py", "--grid", "0"], "--grid '0'"),
         (["one.py", "--arg", "n"], "--arg 'n': write NAME=NUMBER"),
         (["one.py", "--arg", "m=4"], "--arg m: no such argument; the arguments are x_ptr, y_ptr"),

@@ -71,13 +71,13 @@ def compile_for(launch: Launch, gfx: str) -> AmdCompiled:
         kernel: Any = compiled(launch, gfx)
     except BadInput as error:
         return AmdCompiled(kernel=launch.kernel, gfx=gfx, threads=threads, error=str(error).splitlines()[0])
-    found = counts(kernel.asm["amdgcn"])
+    numbers = counts(kernel.asm["amdgcn"])
     return AmdCompiled(
         kernel=launch.kernel,
         gfx=gfx,
-        vgprs=found.get("vgpr_count", 0),
-        sgprs=found.get("sgpr_count", 0),
-        spills=found.get("vgpr_spill_count", 0) + found.get("sgpr_spill_count", 0),
+        vgprs=numbers.get("vgpr_count", 0),
+        sgprs=numbers.get("sgpr_count", 0),
+        spills=numbers.get("vgpr_spill_count", 0) + numbers.get("sgpr_spill_count", 0),
         local_bytes=int(kernel.metadata.shared),
         threads=threads,
     )
@@ -130,14 +130,14 @@ def main() -> None:
             if launch.kernel in NVIDIA_ONLY or launch.jit.is_gluon():
                 print(f"{owner:<14} {launch.kernel:<30} {gfx}  left out: written for NVIDIA's GPUs", flush=True)
                 continue
-            found = compile_for(launch, gfx)
+            built = compile_for(launch, gfx)
             print(
-                f"{owner:<14} {launch.kernel:<30} {gfx}  {found.vgprs:>3} vector, {found.sgprs:>3} scalar registers  "
-                f"{found.spills:>3} spilled  {found.local_bytes:>6} B local  {found.problem}",
+                f"{owner:<14} {launch.kernel:<30} {gfx}  {built.vgprs:>3} vector, {built.sgprs:>3} scalar registers  "
+                f"{built.spills:>3} spilled  {built.local_bytes:>6} B local  {built.problem}",
                 flush=True,
             )
             count += 1
-            failed += bool(found.problem)
+            failed += bool(built.problem)
     print(f"{count - failed} of {count} kernels compile for {' and '.join(wanted)}, and fit")
     sys.exit(1 if failed or not count else 0)  # what was not compiled was not shown to compile
 

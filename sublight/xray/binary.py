@@ -43,9 +43,9 @@ class Assembled:
 @functools.cache
 def tool(name: str) -> str:
     """The path of a tool, from Triton's wheel or the PATH."""
-    found = importlib.util.find_spec("triton")
+    wheel = importlib.util.find_spec("triton")
     folders = (
-        [Path(folder) / "backends/nvidia/bin" for folder in (found.submodule_search_locations or ())] if found else []
+        [Path(folder) / "backends/nvidia/bin" for folder in (wheel.submodule_search_locations or ())] if wheel else []
     )
     for folder in folders:
         if (folder / name).is_file() and os.access(folder / name, os.X_OK):
@@ -82,10 +82,10 @@ def usage(cubin: bytes) -> dict[str, dict[str, int]]:
 
 def _attributes(section: str) -> dict[str, int]:
     """Of one kernel's .nv.info: the threads that it asks for, or the most that it was compiled for."""
-    found = {name: [int(word, 16) for word in words.split()] for name, words in _ATTRIBUTE.findall(section)}
-    threads = found.get("REQNTID") or found.get("MAX_THREADS")
+    attributes = {name: [int(word, 16) for word in words.split()] for name, words in _ATTRIBUTE.findall(section)}
+    threads = attributes.get("REQNTID") or attributes.get("MAX_THREADS")
     fixed = {"THREADS": math.prod(threads)} if threads else {}
-    return {"BARRIERS": found.get("NUM_BARRIERS", [0])[0]} | fixed
+    return {"BARRIERS": attributes.get("NUM_BARRIERS", [0])[0]} | fixed
 
 
 def architecture(cubin: bytes) -> int:
@@ -147,11 +147,11 @@ def _spill_bytes(sass: str, stack_bytes: int) -> int:
     >>> _spill_bytes("STL [R1+0x84], R2 ; LDL.LU R2, [R1+0x84] ; STL [R1], R3 ; LDL.64 R4, [R5+0x8] ;", 136)
     4
     """
-    found = _LOCAL.findall(sass)
-    if any(register != "R1" for _, _, register, _ in found):
-        last = [place for kind, suffixes, register, place in found if register == "R1" and ".LU" in suffixes]
+    accesses = _LOCAL.findall(sass)
+    if any(register != "R1" for _, _, register, _ in accesses):
+        last = [place for kind, suffixes, register, place in accesses if register == "R1" and ".LU" in suffixes]
         return min(stack_bytes, 4 * len(set(last)))
-    return stack_bytes if found else 0
+    return stack_bytes if accesses else 0
 
 
 def entries(ptx: str) -> tuple[str, ...]:

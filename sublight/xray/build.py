@@ -94,13 +94,13 @@ def codes(
     """Every kernel of a cubin, or the one of that symbol; `names` are the author's, by symbol."""
     used, sass = binary.usage(cubin), binary.disassemble(cubin)
     written = [*binary.entries(ptx), *sass]  # in the order of the source, which the binary does not keep
-    found = []
+    codes_of_kernels = []
     for each in dict.fromkeys(name for name in written if name in sass and name in used and symbol in ("", name)):
         own = binary.ptx_of(ptx, each)
         arrays = binary.local_array_bytes(own)
         if arrays and spilled is None:  # the stack is no spill there: the assembler says what is
             spilled = binary.assembled(ptx, binary.architecture(cubin)).spilled
-        found.append(
+        codes_of_kernels.append(
             Code(
                 name=names.get(each, each),
                 symbol=each,
@@ -119,10 +119,10 @@ def codes(
                 file=file,
             )
         )
-    if not found:
+    if not codes_of_kernels:
         wanted = f"no kernel {symbol!r}" if symbol else "no kernel at all"
         raise BadInput(f"the binary has {wanted}: it has {', '.join(used) or 'nothing to run'}")
-    return tuple(found)
+    return tuple(codes_of_kernels)
 
 
 def _path(name: str, names: list[str]) -> tuple[int, ...]:

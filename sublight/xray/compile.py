@@ -167,9 +167,9 @@ def _narrow(kernel: Any, target: int) -> tuple[str, ...]:
     from sublight.xray.sass.findings import code_findings
 
     code = build.code_of_compiled(kernel, find_gpu(TARGETS[target]), name=kernel.metadata.name)
-    found = [each for each in code_findings(code) if each.id in ("narrow-load", "narrow-store")]
-    at = [f"{Path(each.place.file).name}:{each.place.line}" if each.place else "an unknown line" for each in found]
-    return tuple(dict.fromkeys(f"{each.id} at {place}" for each, place in zip(found, at, strict=True)))
+    findings = [each for each in code_findings(code) if each.id in ("narrow-load", "narrow-store")]
+    at = [f"{Path(each.place.file).name}:{each.place.line}" if each.place else "an unknown line" for each in findings]
+    return tuple(dict.fromkeys(f"{each.id} at {place}" for each, place in zip(findings, at, strict=True)))
 
 
 def is_odd(launch: Launch) -> bool:
@@ -218,8 +218,8 @@ class Compiler:
         figures = self.figures.get(key) or self.known.get(key)
         if figures is None:
             self.compiled += 1
-            found = compile_for(launch, target, look_for_narrow=look_for_narrow)
-            figures = found.registers, found.spill_bytes, found.shared_bytes, found.narrow
+            compiled = compile_for(launch, target, look_for_narrow=look_for_narrow)
+            figures = compiled.registers, compiled.spill_bytes, compiled.shared_bytes, compiled.narrow
         self.figures[key] = figures
         registers, spill_bytes, shared_bytes, narrow = figures
         return Compiled(

@@ -41,7 +41,7 @@ class Page:
     notes: tuple[str, ...] = field(default=())
 
     def to_json(self) -> dict[str, Any]:
-        used, found = self.code.resources, self.occupancy
+        used, occupancy = self.code.resources, self.occupancy
         return {
             "name": self.code.name,
             "gpu": self.code.gpu.key,
@@ -53,10 +53,10 @@ class Page:
             "dynamic_shared_bytes": used.dynamic_shared_bytes,
             "barriers": used.barriers,
             "threads": used.threads,
-            "blocks_per_sm": found.blocks_per_sm if found else None,
-            "warps_per_sm": found.warps_per_sm if found else None,
-            "occupancy": found.fraction if found else None,
-            "limited_by": ", ".join(found.limited_by) if found else None,
+            "blocks_per_sm": occupancy.blocks_per_sm if occupancy else None,
+            "warps_per_sm": occupancy.warps_per_sm if occupancy else None,
+            "occupancy": occupancy.fraction if occupancy else None,
+            "limited_by": ", ".join(occupancy.limited_by) if occupancy else None,
             "what_if": self.what_if.sentence if self.what_if else None,
             "waves": self.waves.sentence if self.waves else None,
             "in_flight": self.in_flight.sentence if self.in_flight else None,
@@ -122,12 +122,12 @@ def bounded(code: Code, *, blocks: int = BLOCKS, measured_s: float | None = None
 def examine(code: Code, *, blocks: int = BLOCKS, measured_s: float | None = None) -> Page:
     """Every part of xray over one kernel."""
     bound = bounded(code, blocks=blocks, measured_s=measured_s)
-    found = (*code_findings(code), *access_findings(code, bound.followed))
+    findings = (*code_findings(code), *access_findings(code, bound.followed))
     return Page(
         code=code,
         mix=mix(code),
         accesses=bound.accesses,
-        findings=tuple(_judged(code, finding) for finding in found),
+        findings=tuple(_judged(code, finding) for finding in findings),
         roof=bound.roof,
         heat={line: float(sum(kinds.values())) for line, kinds in by_line(code).items()},
         occupancy=bound.occupancy,

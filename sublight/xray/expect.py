@@ -50,14 +50,16 @@ def check(
     `grid`; what cannot be judged is not as expected either.
     """
     codes = _codes(kernel, gpu, signature, constants)
-    given = [replace(code, arguments={**code.arguments, **(arguments or {})}, grid=grid or code.grid) for code in codes]
-    pages = tuple(map(examine, given))
+    launches = [
+        replace(code, arguments={**code.arguments, **(arguments or {})}, grid=grid or code.grid) for code in codes
+    ]
+    pages = tuple(map(examine, launches))
     wrong: list[str] = []
     for page in pages:
         name = f"{page.code.name} on {page.code.gpu.key}"
         used = page.code.resources
         if spills is not None and used.spill_bytes > spills:
-            place = next((found.place for found in page.findings if found.id == "spill"), None)
+            place = next((finding.place for finding in page.findings if finding.id == "spill"), None)
             wrong.append(f"{name}: spills {used.spill_bytes} bytes a thread, at most {spills} allowed{_at(place)}")
         if max_registers is not None and used.registers > max_registers:
             wrong.append(f"{name}: {used.registers} registers a thread, at most {max_registers} allowed")
@@ -79,16 +81,16 @@ def _codes(
 ) -> tuple[Code, ...]:
     from sublight.xray.inputs.load import load, load_kernel
 
-    found = find_gpu(gpu) if isinstance(gpu, str) else gpu
+    gpu_record = find_gpu(gpu) if isinstance(gpu, str) else gpu
     if isinstance(kernel, Code):
         return (kernel,)
     if not isinstance(kernel, str | Path) and not hasattr(kernel, "asm"):
         no_interpreter()
     if isinstance(kernel, str | Path):
         words = signature if isinstance(signature, str) else ", ".join(f"{n}:{kind}" for n, kind in signature.items())
-        given = [f"{name}={value}" for name, value in (constants or {}).items()]
-        return load(str(kernel), [found], signature=words, constants=given)
-    return (load_kernel(kernel, found, signature=signature, constants=constants),)
+        pairs = [f"{name}={value}" for name, value in (constants or {}).items()]
+        return load(str(kernel), [gpu_record], signature=words, constants=pairs)
+    return (load_kernel(kernel, gpu_record, signature=signature, constants=constants),)
 
 
 def _narrow(code: Code, wanted: Kind, least: int) -> Iterator[str]:

@@ -96,7 +96,7 @@ def layouts(ttgir: str) -> tuple[Layout, ...]:
         for sizes, dtype, name in pattern.findall(ttgir):
             shape = tuple(int(size) for size in sizes.split("x") if size)
             used.setdefault((name, shape), dtype)
-    found = []
+    result = []
     for (name, shape), dtype in used.items():
         text = defined.get(name[1:], name)
         try:
@@ -105,8 +105,8 @@ def layouts(ttgir: str) -> tuple[Layout, ...]:
         except NotDrawn as error:
             where, reason = None, str(error)
         label = name[1:] if name[1:] in defined else name.replace("#ttg.", "").replace("#", "")
-        found.append(Layout(name=label, text=text, shape=shape, dtype=dtype, where=where, why_not=reason))
-    return tuple(found)
+        result.append(Layout(name=label, text=text, shape=shape, dtype=dtype, where=where, why_not=reason))
+    return tuple(result)
 
 
 def place(text: str, shape: Sequence[int], dtype: str, defined: dict[str, str]) -> Spread | Shared:

@@ -20,8 +20,8 @@ Figures = tuple[int, int, int, tuple[str, ...]]  # registers, spilled bytes, sha
 
 def key_of(launch: Launch, target: int, *, look_for_narrow: bool) -> str:
     """A hash of the kernel's source and that of all it calls, its place, types, constants and options."""
-    given = f"{launch.jit.cache_key} {launch.key} {target} {look_for_narrow}"
-    return f"{launch.kernel} sm_{target} {hashlib.sha256(given.encode()).hexdigest()[:16]}"
+    text = f"{launch.jit.cache_key} {launch.key} {target} {look_for_narrow}"
+    return f"{launch.kernel} sm_{target} {hashlib.sha256(text.encode()).hexdigest()[:16]}"
 
 
 def read(path: Path = FILE) -> dict[str, Figures]:

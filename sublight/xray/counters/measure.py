@@ -88,10 +88,10 @@ def measure(
     measured = []
     for code, function in launches:
         samples, is_cold, no_time = _timed(code, function, time_limit_s)
-        found = counters_of(code, counted)
-        why = "" if found else no_counters or f"ncu saw no launch of {code.name} in that run"
+        counters = counters_of(code, counted)
+        why = "" if counters else no_counters or f"ncu saw no launch of {code.name} in that run"
         measured.append(
-            Measured(kernel=code.name, samples=samples, counters=found, is_cold=is_cold, no_time=no_time,
+            Measured(kernel=code.name, samples=samples, counters=counters, is_cold=is_cold, no_time=no_time,
                      no_counters=why)
         )  # fmt: skip
     return measured

@@ -36,10 +36,10 @@ def read(path: Path) -> list[Counters]:
 def parse(text: str, *, where: str = "the output of ncu") -> list[Counters]:
     """Each launch that was profiled."""
     rows = _rows(text, where)
-    found = list(_long(rows, where) if rows and "Metric Name" in rows[0] else _wide(rows, where))
-    if not found:
+    launches = list(_long(rows, where) if rows and "Metric Name" in rows[0] else _wide(rows, where))
+    if not launches:
         raise BadInput(f"{where} has a header but no kernel: profile a run that launches one")
-    return found
+    return launches
 
 
 def number(cell: str, what: str) -> float | None:
@@ -125,5 +125,5 @@ def _dims(cell: str) -> tuple[int, ...]:
     >>> _dims("(1024, 1, 1)")
     (1024, 1, 1)
     """
-    found = re.fullmatch(r"\(\s*(\d+),\s*(\d+),\s*(\d+)\s*\)", cell.strip())
-    return tuple(map(int, found.groups())) if found else ()
+    match = re.fullmatch(r"\(\s*(\d+),\s*(\d+),\s*(\d+)\s*\)", cell.strip())
+    return tuple(map(int, match.groups())) if match else ()

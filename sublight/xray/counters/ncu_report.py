@@ -44,20 +44,20 @@ class Message:
     fields: dict[int, list[_Field]]
 
     def number(self, at: int) -> int:
-        found = self.fields.get(at, [0])[-1]
-        if not isinstance(found, int):
+        value = self.fields.get(at, [0])[-1]
+        if not isinstance(value, int):
             raise _OtherLayout(f"field {at} is no number")
-        return found
+        return value
 
     def all_bytes(self, at: int) -> list[bytes]:
-        found = self.fields.get(at, [])
-        if not all(isinstance(value, bytes) for value in found):
+        values = self.fields.get(at, [])
+        if not all(isinstance(value, bytes) for value in values):
             raise _OtherLayout(f"field {at} is no text or message")
-        return [value for value in found if isinstance(value, bytes)]
+        return [value for value in values if isinstance(value, bytes)]
 
     def text(self, at: int) -> str:
-        found = self.all_bytes(at)
-        return found[-1].decode("utf-8", "replace") if found else ""
+        values = self.all_bytes(at)
+        return values[-1].decode("utf-8", "replace") if values else ""
 
 
 def read(path: Path) -> list[Counters]:
@@ -71,12 +71,12 @@ def read(path: Path) -> list[Counters]:
     if not data.startswith(MAGIC):
         return ncu_csv.read(path)
     try:
-        found = list(_launches(data))
+        kernels = list(_launches(data))
     except (_OtherLayout, struct.error) as error:
         return _by_ncu(path, str(error))
-    if not found:
+    if not kernels:
         raise BadInput(f"{path} holds no kernel: profile a run that launches one")
-    return found
+    return kernels
 
 
 def _launches(data: bytes) -> Iterator[Counters]:
@@ -151,8 +151,8 @@ def _unit(name: str) -> str:
 
 
 def _three(result: Message, at: int) -> tuple[int, ...]:
-    found = [message(body) for body in result.all_bytes(at)]
-    return tuple(found[-1].number(axis) for axis in (1, 2, 3)) if found else ()
+    messages = [message(body) for body in result.all_bytes(at)]
+    return tuple(messages[-1].number(axis) for axis in (1, 2, 3)) if messages else ()
 
 
 def message(data: bytes) -> Message:

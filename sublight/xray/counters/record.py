@@ -365,7 +365,7 @@ def _stalls(values: Values) -> dict[str, float]:
     """Shares of the warps' time, largest first; from averages, else from samples."""
     for pattern in (_STALL_RATIO, _STALL_SAMPLES):
         matches = [(pattern.fullmatch(name), value) for name, (value, _) in values.items()]
-        found = {match[1]: value for match, value in matches if match and not match[1].endswith("_not_issued")}
-        if total := sum(found.values()):
-            return {reason: value / total for reason, value in sorted(found.items(), key=lambda row: -row[1]) if value}
+        stalls = {match[1]: value for match, value in matches if match and not match[1].endswith("_not_issued")}
+        if total := sum(stalls.values()):
+            return {reason: value / total for reason, value in sorted(stalls.items(), key=lambda row: -row[1]) if value}
     return {}

@@ -73,9 +73,9 @@ def _signature(code: Code, text: str) -> dict[str, str]:
     head = re.search(r"\.entry\s+" + re.escape(code.symbol) + r"\s*\(([^)]*)\)", code.ptx)
     name = bare(code.name).split("::")[-1]
     for declared in re.finditer(r"__global__\b[^;{}]*?\b" + re.escape(name) + r"\s*\(", text):
-        found = [_argument(part) for part in parts(inside(text, declared.end()))]
-        if all(found) and len(found) == (head[1].count(".param") if head else 0):
-            return dict(each for each in found if each)
+        arguments = [_argument(part) for part in parts(inside(text, declared.end()))]
+        if all(arguments) and len(arguments) == (head[1].count(".param") if head else 0):
+            return dict(each for each in arguments if each)
     return {}
 
 

@@ -76,12 +76,12 @@ def load(
     if path.suffix == ".cu":
         from sublight.xray.inputs.cuda import codes_of_cuda
 
-        found = codes_of_cuda(path, kernel, gpus, flags=flags, **given)
+        codes = codes_of_cuda(path, kernel, gpus, flags=flags, **given)
     elif path.suffix == ".ptx":
-        found = binary_files.codes_of_ptx(path, kernel, gpus, **given)
+        codes = binary_files.codes_of_ptx(path, kernel, gpus, **given)
     else:
-        found = binary_files.codes_of_cubin(path, kernel, gpus, tell=say, **given)
-    return tuple(replace(code, options={**code.options, "block": sides}) for code in found) if sides[1:] else found
+        codes = binary_files.codes_of_cubin(path, kernel, gpus, tell=say, **given)
+    return tuple(replace(code, options={**code.options, "block": sides}) for code in codes) if sides[1:] else codes
 
 
 def sides_of(threads: int | str | Sequence[int] | None) -> tuple[int, ...]:
@@ -91,11 +91,11 @@ def sides_of(threads: int | str | Sequence[int] | None) -> tuple[int, ...]:
     """
     if threads is None or threads == "":
         return ()
-    given = (
+    words = (
         threads.lower().split("x") if isinstance(threads, str) else [threads] if isinstance(threads, int) else threads
     )
     try:
-        sides = tuple(int(size) for size in given)
+        sides = tuple(int(size) for size in words)
     except ValueError:
         raise BadInput(f"--threads {threads!r}: write a block's threads, as in 256 or 32x8") from None
     if len(sides) > 3 or min(sides) < 1 or math.prod(sides) > MOST_THREADS:
@@ -123,16 +123,16 @@ def load_kernel(
         if gpu.compute_capability != divmod(arch, 10):
             raise BadInput(f"{kernel.metadata.name} is compiled for sm_{arch}, which is not {gpu.key}'s: name its GPU")
         return build.code_of_compiled(kernel, gpu, name=kernel.metadata.name)
-    found = unwrapped(kernel)
-    if found is None:
+    function = unwrapped(kernel)
+    if function is None:
         raise BadInput(
             f"{type(kernel).__name__} is no Triton kernel: give a function with @triton.jit, without TRITON_INTERPRET"
         )
     words = signature if isinstance(signature, str) else ", ".join(f"{name}:{kind}" for name, kind in signature.items())
-    parsed = parse_signature(words, [parameter.name for parameter in found.jit.params])
+    parsed = parse_signature(words, [parameter.name for parameter in function.jit.params])
     types = {name: kind for name, kind in parsed.items() if isinstance(kind, Typed)}
     ones = {name: 1 for name, kind in types.items() if kind.is_one}
-    return build.code_of(launch_as_given(found, types, {**ones, **(constants or {})}, where="Python"), gpu)
+    return build.code_of(launch_as_given(function, types, {**ones, **(constants or {})}, where="Python"), gpu)
 
 
 def runs(target: str) -> bool:
@@ -205,12 +205,12 @@ def _of_op(
     op, dtype = find(name), parse_dtype(dtype)
     codes: list[Code] = []
     for gpu in gpus:
-        found = launches_of_op(op, gpu, kernel=kernel, shape=shape, dtype=dtype)
+        of_op = launches_of_op(op, gpu, kernel=kernel, shape=shape, dtype=dtype)
         codes += [
             replace(build.code_of(launch, gpu), at=f"{shape_text(at)} {dtype}", accepted=_accepted(op, launch.kernel))
-            for launch, at in zip(found.launches, found.shapes, strict=True)
+            for launch, at in zip(of_op.launches, of_op.shapes, strict=True)
         ]
-        for why, kernels in (("other shapes run", found.others), ("calls hardly ever meet", found.unmet)):
+        for why, kernels in (("other shapes run", of_op.others), ("calls hardly ever meet", of_op.unmet)):
             if kernels:
                 named = ", ".join(f"{each} ({shape_text(at)})" for each, at in kernels.items())
                 tell(f"{why} {named}: not shown; {name}:{next(iter(kernels))} or --shape shows them")

@@ -36,14 +36,14 @@ def launches_in(
 ) -> list[Launch]:
     """What is to be compiled of that file: the kernel named, or every one whose arguments are known."""
     module = imported(file)
-    found = kernels_in(module, file)
-    if not found:
+    kernels = kernels_in(module, file)
+    if not kernels:
         raise BadInput(f"{file} defines no kernel: decorate one with @triton.jit, or name the file that does")
     if kernel:
-        if kernel not in found:
-            raise BadInput(f"{file} has no kernel {kernel!r}: it has {nearest(kernel, list(found))}")
-        return [specialised(found[kernel], signature, constants, numbers, module, file)]
-    wanted = _not_called_by_another(found)
+        if kernel not in kernels:
+            raise BadInput(f"{file} has no kernel {kernel!r}: it has {nearest(kernel, list(kernels))}")
+        return [specialised(kernels[kernel], signature, constants, numbers, module, file)]
+    wanted = _not_called_by_another(kernels)
     if len(wanted) == 1:
         return [specialised(wanted[0], signature, constants, numbers, module, file)]
     launches, complaints = [], []

@@ -187,8 +187,8 @@ def table(resources: Resources, gpu: Gpu, *, threads: Iterable[int] | None = Non
     """
     sizes = set(threads) if threads is not None else {WARP * num_warps for num_warps in NUM_WARPS}
     sizes |= {resources.threads} if resources.threads else set()
-    found = {size: occupancy(resources, gpu, threads=size) for size in sorted(sizes)}
-    best = max((each.warps_per_sm for each in found.values()), default=0)
+    occupancies = {size: occupancy(resources, gpu, threads=size) for size in sorted(sizes)}
+    best = max((each.warps_per_sm for each in occupancies.values()), default=0)
     return tuple(
         Row(
             threads=size,
@@ -197,7 +197,7 @@ def table(resources: Resources, gpu: Gpu, *, threads: Iterable[int] | None = Non
             is_best=each.warps_per_sm == best > 0,
             is_compiled=size == resources.threads,
         )
-        for size, each in found.items()
+        for size, each in occupancies.items()
     )
 
 

@@ -84,12 +84,12 @@ class Accessor(Addresses):
 
     def _load_parameter(self, text: str, kind: Kind, targets: list[Target]) -> Step:
         """A kernel's parameter, the same for every lane; what a function that was called returned is not known."""
-        found = ADDRESS.fullmatch(text)
-        assert found
+        match = ADDRESS.fullmatch(text)
+        assert match
         machine = self.machine
-        first = self.parameters.get(found[1])
+        first = self.parameters.get(match[1])
         called = np.array([machine.reason("what a function that is not inlined returned")], np.uint8)
-        offset = int(found[2] or 0)
+        offset = int(match[2] or 0)
         loaded: Elements = []
         for k in range(len(targets)):
             if first is None:
@@ -109,16 +109,16 @@ class Accessor(Addresses):
         if space == "param" or "async" in parts or "bulk" in parts:  # a call's argument; another block's shared memory
             return lambda: None
         source, offset = self.address(operands[0])
-        given = [self.builder.source(word, kind) for word in operands[1].strip("{}").split(",")]
+        values = [self.builder.source(word, kind) for word in operands[1].strip("{}").split(",")]
         machine, spaces = self.machine, self.builder.needed.spaces
 
         def step() -> None:
             at, why = self.lanes_at(source, offset)
             on = machine.active() if why is None else machine.active() & (why == 0)
             where, at = self.resolve(space, at, on)
-            self.note(index, where, "store", at, on, len(given) * kind.bytes, why)
+            self.note(index, where, "store", at, on, len(values) * kind.bytes, why)
             if where in spaces:
-                self.keep(where, at, on, [(self.builder.read(one), machine.whys[one.slot]) for one in given])
+                self.keep(where, at, on, [(self.builder.read(one), machine.whys[one.slot]) for one in values])
 
         return step
 
@@ -236,9 +236,9 @@ def _rounds(at: Array, on: Array) -> list[Array]:
     is_first = np.ones(len(order), np.bool_)
     is_first[1:] = sorted_at[1:] != sorted_at[:-1]
     rank = np.arange(len(order)) - np.maximum.accumulate(np.where(is_first, np.arange(len(order)), 0))
-    found = []
+    masks = []
     for number in range(int(rank.max()) + 1 if len(rank) else 0):
         mask = np.zeros(len(at), np.bool_)
         mask[order[rank == number]] = True
-        found.append(mask)
-    return found
+        masks.append(mask)
+    return masks

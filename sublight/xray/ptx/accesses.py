@@ -280,8 +280,8 @@ def _access(tally: Tally, followed: Followed) -> Access:
 
 def access_findings(code: Code, followed: Followed) -> tuple[Finding, ...]:
     """What takes more sectors or passes than it must, line by line, the worst first."""
-    found = [*_by_line(code, followed, "global"), *_by_line(code, followed, "shared"), *_again(code, followed)]
-    return tuple(finding for _, finding in sorted(found, key=lambda pair: -pair[0]))
+    weighed = [*_by_line(code, followed, "global"), *_by_line(code, followed, "shared"), *_again(code, followed)]
+    return tuple(finding for _, finding in sorted(weighed, key=lambda pair: -pair[0]))
 
 
 def _groups(followed: Followed, tallies: Iterable[Tally]) -> dict[tuple[Place | None, str], list[Tally]]:

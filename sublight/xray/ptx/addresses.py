@@ -24,12 +24,12 @@ class Addresses:
         self.machine, self.builder = machine, builder
 
     def address(self, text: str) -> tuple[Source, np.int64]:
-        found = ADDRESS.fullmatch(text)
-        if not found:
+        match = ADDRESS.fullmatch(text)
+        if not match:
             raise ValueError(text)
-        offset = sum(int(piece.replace("+", "").replace("--", ""), 0) for piece in re.findall(r"[+-]-?\w+", found[2]))
-        kind = Kind("b32" if self.builder.entry.registers.get(found[1]) in ("b32", "u32", "s32") else "b64")
-        return self.builder.source(found[1], kind), np.int64(offset)
+        offset = sum(int(piece.replace("+", "").replace("--", ""), 0) for piece in re.findall(r"[+-]-?\w+", match[2]))
+        kind = Kind("b32" if self.builder.entry.registers.get(match[1]) in ("b32", "u32", "s32") else "b64")
+        return self.builder.source(match[1], kind), np.int64(offset)
 
     def lanes_at(self, source: Source, offset: np.int64) -> tuple[Array, Array | None]:
         """Every lane's address, and why it is not known."""
@@ -84,13 +84,13 @@ class Addresses:
         if space == "local":
             room = machine.local_bytes
             return [(machine.local, at + np.arange(machine.lanes) * room, on & (at >= 0) & (at < room), "")]
-        found = []
+        pieces = []
         regions = at >> REGION_SHIFT
         for number in distinct(regions[on]).tolist():
             region = machine.start.memory.region_of(number)
             if region:
-                found.append((region.memory, at & _INSIDE, on & (regions == number), region.name))
-        return found
+                pieces.append((region.memory, at & _INSIDE, on & (regions == number), region.name))
+        return pieces
 
     def fetch(self, space: str, at: Array, on: Array, width: int, count: int) -> Elements:
         """Elements of each lane that is on; what lies outside of the data is unknown."""

@@ -176,11 +176,11 @@ class _Body:
         return replace(instruction, operands=(found,))
 
     def _locate(self, statement: str) -> None:
-        found = _LOC.match(statement)
-        if not found:
+        match = _LOC.match(statement)
+        if not match:
             return
-        here = (int(found[1]), int(found[2]), int(found[3]))
-        caller = (int(found[4]), int(found[5]), int(found[6])) if found[4] else None
+        here = (int(match[1]), int(match[2]), int(match[3]))
+        caller = (int(match[4]), int(match[5]), int(match[6])) if match[4] else None
         self._callers[here] = caller
         chain = [here]
         while caller and caller not in chain:
@@ -273,10 +273,10 @@ def _operands(text: str) -> list[str]:
 
 def _parameters(text: str) -> Iterator[Parameter]:
     for piece in filter(str.strip, text.split(",")):
-        found = _PARAMETER.match(piece.strip())
-        if not found:
+        match = _PARAMETER.match(piece.strip())
+        if not match:
             raise BadInput(f"a parameter of the PTX that is not understood: {piece.strip()}")
-        yield Parameter(name=found[3], type=found[1], count=int(found[4] or 1), is_pointer=bool(found[2]))
+        yield Parameter(name=match[3], type=match[1], count=int(match[4] or 1), is_pointer=bool(match[2]))
 
 
 def _variables(text: str) -> Iterator[Variable]:
@@ -318,5 +318,5 @@ def _matching(text: str, at: int, pair: str) -> int:
 
 
 def _dimensions(head: str, word: str) -> tuple[int, int, int] | None:
-    found = re.search(rf"\.{word}\s+(\d+)(?:\s*,\s*(\d+))?(?:\s*,\s*(\d+))?", head)
-    return (int(found[1]), int(found[2] or 1), int(found[3] or 1)) if found else None
+    match = re.search(rf"\.{word}\s+(\d+)(?:\s*,\s*(\d+))?(?:\s*,\s*(\d+))?", head)
+    return (int(match[1]), int(match[2] or 1), int(match[3] or 1)) if match else None

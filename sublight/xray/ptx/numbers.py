@@ -38,10 +38,10 @@ class Kind:
         if name == "pred":
             self.family, self.item_bytes, self.pair = "pred", 1, False
         else:
-            found = _TYPE.match(name)
-            if not found or int(found[2]) not in (8, 16, 32, 64):
+            match = _TYPE.match(name)
+            if not match or int(match[2]) not in (8, 16, 32, 64):
                 raise ValueError(name)
-            self.family, self.item_bytes, self.pair = found[1], int(found[2]) // 8, bool(found[3])
+            self.family, self.item_bytes, self.pair = match[1], int(match[2]) // 8, bool(match[3])
         self.bytes = self.item_bytes * (2 if self.pair else 1)
 
     @property

@@ -84,8 +84,8 @@ def _as_three(given: Any) -> tuple[int, int, int] | None:
 
 def _parameters(code: Code, entry: Entry, memory: GlobalMemory, reasons: list[str]) -> Memory:
     """All parameters' bytes in order, each aligned to its size, as ld.param finds them."""
-    given = dict(_flat(code, entry.parameters))
-    names = list(given)
+    leaves = dict(_flat(code, entry.parameters))
+    names = list(leaves)
     raw, whys = bytearray(), bytearray()
     stored: dict[Any, int] = {}
     for position, parameter in enumerate(entry.parameters):
@@ -96,11 +96,11 @@ def _parameters(code: Code, entry: Entry, memory: GlobalMemory, reasons: list[st
         name = names[position] if position < len(names) else str(position)
         is_extra = bool(names) and position >= len(names)  # Triton's scratch memory
         missing = object()
-        value = given[name][1] if name in given else None
+        value = leaves[name][1] if name in leaves else None
         value = code.arguments.get(str(position), missing) if value is None else value
         bits = None
         if value is missing or value is None:
-            if parameter.count == 1 and _is_pointer(parameter, given[name][0] if name in given else ""):
+            if parameter.count == 1 and _is_pointer(parameter, leaves[name][0] if name in leaves else ""):
                 reason = "memory that the launch has beside its arguments" if is_extra else f"the values of {name}"
                 reasons.append(reason)
                 bits = memory.add(name, None, len(reasons) - 1).base
@@ -110,7 +110,7 @@ def _parameters(code: Code, entry: Entry, memory: GlobalMemory, reasons: list[st
                 stored[storage.key] = memory.add(name, storage.data, len(reasons) - 1).base
             bits = stored[storage.key] + storage.offset_bytes
         content = bits if bits is not None else value if value is not missing else None
-        packed = _packed(parameter, content, given[name][0] if name in given else "")
+        packed = _packed(parameter, content, leaves[name][0] if name in leaves else "")
         number = 0
         if packed is None:
             packed = bytes(parameter.bytes)
@@ -149,8 +149,8 @@ def _descriptor(
     name: str, kind: str, value: Any, parameters: Sequence[Parameter]
 ) -> Iterator[tuple[str, tuple[str, Any]]]:
     """A tensor descriptor, as Triton passes it: TMA's own 128 bytes, or the pointer and all that they would hold."""
-    found = re.match(r"tensordesc\w*<(\w+)\[([^\]]*)\]", kind)
-    element, block = (found[1], found[2]) if found else ("", "")
+    match = re.match(r"tensordesc\w*<(\w+)\[([^\]]*)\]", kind)
+    element, block = (match[1], match[2]) if match else ("", "")
     ranked = re.search(r"input_rank=(\d+)", kind)
     rank = int(ranked[1]) if ranked else block.count(",") + 1
     shape, strides = (list(getattr(value, word, None) or [None] * rank) for word in ("shape", "strides"))

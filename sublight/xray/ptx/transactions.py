@@ -167,9 +167,9 @@ def _passes(starts: Array, active: Array, width: int) -> tuple[int, int]:
 def _is_paired(starts: Array, active: Array) -> Array:
     """Do lanes n and n^1, or n and n^2, ask for the same address wherever both are on?"""
     lanes = np.arange(WARP)
-    found = np.zeros(len(starts), np.bool_)
+    is_paired = np.zeros(len(starts), np.bool_)
     for step in (1, 2):
         other = lanes ^ step
         same = (starts == starts[:, other]) | ~active | ~active[:, other]
-        found |= same.all(1)
-    return found & active.all(1)  # what lanes that are off do to it is not documented: none is assumed
+        is_paired |= same.all(1)
+    return is_paired & active.all(1)  # what lanes that are off do to it is not documented: none is assumed

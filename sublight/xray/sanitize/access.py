@@ -46,11 +46,23 @@ class Access:
     current: Callable[[Array], Array] | None  # reads memory at true addresses
     reads: bool
     is_float_add: bool
+    sources: frozenset[Place]  # loads that the values come from
     true: Array  # addresses by lane, as they become known
 
     @property
     def is_atomic(self) -> bool:
         return self.kind.startswith("atomic")
+
+
+def words_of_outside(argument: Argument, offset: int, lanes: int) -> str:
+    """So many bytes from a tensor's first element, and no element there."""
+    is_between = 0 <= offset < argument.span
+    return (
+        f"at offset {offset // argument.itemsize} of {argument.name}, "
+        + ("in a gap between the elements of that view, " if is_between else "")
+        + f"{argument.text} that ends at {argument.span // argument.itemsize}{lanes_text(lanes)}: "
+        + ("mend the strides" if is_between else "mask it off, or mend the stride")
+    )
 
 
 def lanes_text(count: int) -> str:

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from sublight.xray.record import Place
+from sublight.xray.sanitize.doubt import status_of
 from sublight.xray.sanitize.launch import Launch
 from sublight.xray.sanitize.memory import Array
 from sublight.xray.sanitize.order import Kind
@@ -33,18 +34,38 @@ class Accesses:
         builder.create_atomic_cas = self._cas(builder.create_atomic_cas)
         builder.create_barrier = self._barrier(builder.create_barrier)
         builder.create_dot = self._barrier(builder.create_dot)
+        builder.create_trans = self._exchange(builder.create_trans)
+        builder.create_gather = self._exchange(builder.create_gather)
         for kind in (self.interpreter.ReduceOps, self.interpreter.ScanOps):
             kind.apply_impl = self._barrier(kind.apply_impl)
         if hasattr(builder, "create_atomic_store"):  # Triton 3.9
-            builder.create_atomic_store = lambda _, ptr, val, mask, *rest: self._put("atomic store", ptr, val, mask)
+            builder.create_atomic_store = lambda _, ptr, val, mask, sem, *rest: self._put(
+                "atomic store", ptr, val, mask, acquires=False, releases=self._does(sem, "RELEASE")
+            )
+            builder.create_atomic_load = self._atomic_load
 
     def _barrier(self, original: Callable[..., Any]) -> Callable[..., Any]:
         def method(*args: Any, **kwargs: Any) -> Any:
             if launch := self.launch():
-                launch.barriers.since = launch.event
+                launch.barriers.reached(launch.event)
             return original(*args, **kwargs)
 
         return method
+
+    def _exchange(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        """Threads hand each other what they have loaded, so that all of them have."""
+
+        def method(*args: Any, **kwargs: Any) -> Any:
+            if launch := self.launch():
+                launch.barriers.read_since = launch.event
+            return original(*args, **kwargs)
+
+        return method
+
+    def _does(self, sem: Any, half: str) -> bool:
+        """Whether an atomic's ordering is ACQUIRE, or RELEASE, or both."""
+        kinds = self.interpreter._ir.MEM_SEMANTIC
+        return sem in (kinds.ACQUIRE_RELEASE, getattr(kinds, half))
 
     def _access(self, kind: Kind, ptr: Any, mask: Any, size: int, **more: Any) -> tuple[Array, Array]:
         launch = self.launch()
@@ -70,11 +91,15 @@ class Accesses:
                 launch.notes.add("offset-overflow", launch.kernel, known.place, detail)
         return launch.access(kind, ptr.data, lanes, size, place, **more)
 
-    def _load(self, ptrs: Any, mask: Any, other: Any, *policy: Any, **named: Any) -> Any:
+    def _atomic_load(self, _: Any, ptrs: Any, mask: Any, sem: Any, *scope: Any) -> Any:
+        return self._load(ptrs, mask, None, is_volatile=True, acquires=self._does(sem, "ACQUIRE"))
+
+    def _load(self, ptrs: Any, mask: Any, other: Any, *policy: Any, acquires: bool = True, **named: Any) -> Any:
         kind = ptrs.get_element_ty()
         element = self.interpreter._get_np_dtype(kind)
         is_volatile = named.get("is_volatile", policy[-1] if policy else False)
-        true, lanes = self._access("atomic load" if is_volatile else "load", ptrs, mask, element.itemsize)
+        how: Kind = "atomic load" if is_volatile else "load"
+        true, lanes = self._access(how, ptrs, mask, element.itemsize, acquires=acquires, releases=False)
         filler = np.zeros(ptrs.data.shape, element) if other is None else other.data
         result = self.interpreter.TensorHandle(self.interpreter._interpreter.load(true, lanes, filler, element), kind)
         wanted = np.broadcast_to(_data(mask), ptrs.data.shape).astype(bool)
@@ -86,12 +111,19 @@ class Accesses:
     def _store(self, ptrs: Any, value: Any, mask: Any, *policy: Any, **named: Any) -> Any:
         return self._put("store", ptrs, value, mask)
 
-    def _put(self, kind: Kind, ptrs: Any, value: Any, mask: Any) -> Any:
+    def _put(self, kind: Kind, ptrs: Any, value: Any, mask: Any, **ordering: bool) -> Any:
         self._check(value, np.broadcast_to(_data(mask), ptrs.data.shape).astype(bool))
         element = self.interpreter._get_np_dtype(ptrs.get_element_ty())
         data = value.data if value.data.dtype.itemsize == element.itemsize else value.data.astype(element)
         true, lanes = self._access(
-            kind, ptrs, mask, element.itemsize, values=data, current=lambda at: self._peek(at, data.dtype)
+            kind,
+            ptrs,
+            mask,
+            element.itemsize,
+            values=data,
+            current=lambda at: self._peek(at, data.dtype),
+            sources=status_of(value).loads,
+            **ordering,
         )
         return self.interpreter._interpreter.store(true, data, lanes)
 
@@ -114,7 +146,14 @@ class Accesses:
             size = self.interpreter._get_np_dtype(kind).itemsize
             self._check(val, np.broadcast_to(_data(mask), ptr.data.shape).astype(bool))
             true, lanes = self._access(
-                "atomic", ptr, mask, size, reads=op != ops.XCHG, is_float_add=op == ops.FADD and kind.is_floating()
+                "atomic",
+                ptr,
+                mask,
+                size,
+                reads=op != ops.XCHG,
+                is_float_add=op == ops.FADD and kind.is_floating(),
+                acquires=self._does(sem, "ACQUIRE"),
+                releases=self._does(sem, "RELEASE"),
             )
             handle = self.interpreter.TensorHandle
             if not lanes.any():
@@ -127,7 +166,8 @@ class Accesses:
         def create_atomic_cas(builder: Any, ptr: Any, cmp: Any, val: Any, sem: Any, scope: Any) -> Any:
             size = self.interpreter._get_np_dtype(ptr.get_element_ty()).itemsize
             everywhere = self.interpreter.TensorHandle(np.ones(ptr.data.shape, bool), self.interpreter.tl.int1)
-            true, lanes = self._access("atomic", ptr, everywhere, size)
+            how = {"acquires": self._does(sem, "ACQUIRE"), "releases": self._does(sem, "RELEASE")}
+            true, lanes = self._access("atomic", ptr, everywhere, size, **how)
             handle = self.interpreter.TensorHandle
             if not lanes.all():  # it has no mask of its own; what it would compare is not there
                 return handle(cmp.data.copy(), cmp.dtype.scalar)

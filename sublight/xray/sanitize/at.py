@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,6 +13,10 @@ import numpy as np
 from sublight.xray.record import Place
 
 ALL_ITERATIONS = 64  # a longer loop runs its first two and its last two times
+
+
+class Enough(Exception):
+    """A launch at pretended sizes has run long enough."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,11 +55,18 @@ def pretend(
             may = argument not in constants or argument == name
             if follows and may and type(value) is int and value == old:
                 arguments[argument] = new
-        _grow(sizes, rest, blocks, old, new)
+        others = [
+            value for argument, value in bound.items() if _is_size(argument, value, constants) and argument != name
+        ]
+        _grow(sizes, rest, blocks, old, new, others)
     if not names:
         return None
     x, y, z = (min(size, 2**31 - 1) for size in sizes)
     return Pretended(names=frozenset(names), arguments=arguments, grid=(x, y, z))
+
+
+def _is_size(argument: str, value: Any, constants: list[str]) -> bool:
+    return type(value) is int and value > 1 and argument not in constants and not _is_stride(argument)
 
 
 def _is_stride(argument: str) -> bool:
@@ -92,12 +103,16 @@ def _blocks(constants: list[Any]) -> list[int]:
     return [*sorted({*numbers, *products}, reverse=True), 1]
 
 
-def _grow(sizes: list[int], rest: list[int], blocks: list[int], old: int, new: int) -> None:
-    """Let the axis grow that counts the size's blocks, alone or as a factor. `rest`: what no size has explained yet.
+def _grow(sizes: list[int], rest: list[int], blocks: list[int], old: int, new: int, others: Sequence[int] = ()) -> None:
+    """Let the axis grow that counts the size's blocks, alone or as a factor, or the blocks of its product with one of
+    the other sizes. `rest`: what no size has explained yet.
 
     >>> sizes, rest = [12, 1, 1], [12, 1, 1]  # of a matrix product: 3 blocks of 16 rows, 4 of 16 columns
     >>> _grow(sizes, rest, [16, 1], 40, 1600); _grow(sizes, rest, [16, 1], 60, 160); sizes, rest
     ([1000, 1, 1], [1, 1, 1])
+    >>> sizes, rest = [489, 1, 1], [489, 1, 1]  # 10 rows of 50,000, in blocks of 1,024 of all
+    >>> _grow(sizes, rest, [1024, 1], 10, 100_000, [50_000]); sizes
+    [4882813, 1, 1]
     """
     counts = [(block, -(-old // block)) for block in blocks if old > block]
     alone = [(axis, *pair) for axis in range(3) for pair in counts if rest[axis] == pair[1]]
@@ -106,6 +121,11 @@ def _grow(sizes: list[int], rest: list[int], blocks: list[int], old: int, new: i
         sizes[axis] = sizes[axis] // count * -(-new // block)
         rest[axis] //= count
         return
+    for axis, other, block in itertools.product(range(3), others, blocks):
+        if rest[axis] > 1 and rest[axis] == -(-old * other // block):
+            sizes[axis] = -(-new * other // block)
+            rest[axis] = 1
+            return
     # one block held it all, so its axis is 1 and cannot be told from the others: the first is the likeliest
     fitting = [block for block in blocks if block > 1 and old <= block]
     if sizes[0] == 1 and fitting and new > fitting[-1]:

@@ -117,13 +117,13 @@ class Right:
                 return extreme(ops, input, *args, **kwargs)
             wide = self.interpreter.TensorHandle(widen(value.handle.data), self.interpreter.tl.float32)
             kind = self.interpreter.tl.block_type(self.interpreter.tl.float32, list(value.handle.data.shape))
-            found = extreme(ops, cast(wide, kind), *args, **kwargs)
-            parts = found if isinstance(found, tuple) else (found,)
+            extremes = extreme(ops, cast(wide, kind), *args, **kwargs)
+            parts = extremes if isinstance(extremes, tuple) else (extremes,)
             back = [
                 ops.to_tensor(narrow(part.handle.data), value.dtype) if part.handle.data.dtype == np.float32 else part
                 for part in parts
             ]
-            return tuple(back) if isinstance(found, tuple) else back[0]
+            return tuple(back) if isinstance(extremes, tuple) else back[0]
 
         def mended(original: Any, compute: Callable[[Any, Array], Array], *, is_list: bool) -> Any:
             def method(ops: Any, input: Any) -> Any:

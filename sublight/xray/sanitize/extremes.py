@@ -118,9 +118,7 @@ class Extremes:
         return sort
 
 
-def _of_maximum(
-    sign: int, kept: Any, term: Any, result: Any, place: Place, worst: dict[Place, float]
-) -> Doubt | None:
+def _of_maximum(sign: int, kept: Any, term: Any, result: Any, place: Place, worst: dict[Place, float]) -> Doubt | None:
     """A maximum of what a lane has been so far and of what comes, which is padding in some lanes: hypothetical, as
     `Reduction.doubt_extreme` is."""
     old, new, shape = status_of(kept), status_of(term), result.data.shape

@@ -68,16 +68,16 @@ def install(interpreter: Any) -> None:
         kinds = [each.dtype for each in input]
 
         def combine(left: Parts, right: Parts) -> Parts:
-            given = [
+            values = [
                 ops.to_tensor(part, kind) for side in (left, right) for part, kind in zip(side, kinds, strict=True)
             ]
-            found = ops.combine_fn.fn(*given)
-            found = found if isinstance(found, tuple) else (found,)
+            combined_values = ops.combine_fn.fn(*values)
+            combined_values = combined_values if isinstance(combined_values, tuple) else (combined_values,)
             return [
                 np.broadcast_to(each.to(kind).handle.data if isinstance(each, tensor) else each, part.shape).astype(
                     part.dtype, copy=False
                 )
-                for each, kind, part in zip(found, kinds, left, strict=True)
+                for each, kind, part in zip(combined_values, kinds, left, strict=True)
             ]
 
         return combine

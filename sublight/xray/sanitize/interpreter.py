@@ -27,9 +27,9 @@ from sublight.xray.record import Place
 from sublight.xray.sanitize import folds
 from sublight.xray.sanitize import libdevice as sanitize_libdevice
 from sublight.xray.sanitize.accesses import Accesses
-from sublight.xray.sanitize.at import Pretended, ends_of, pretend
+from sublight.xray.sanitize.at import Enough, Pretended, ends_of, pretend
 from sublight.xray.sanitize.bf16 import Right
-from sublight.xray.sanitize.launch import Enough, Launch
+from sublight.xray.sanitize.launch import Launch
 from sublight.xray.sanitize.memory import Argument, Memory
 from sublight.xray.sanitize.notes import Notes, Stack
 from sublight.xray.sanitize.offset import Offsets
@@ -93,8 +93,10 @@ class Session:
 
     def add_results(self, results: tuple[Any, ...]) -> None:
         findings, launches, kernels, names, arguments, replaced = results
-        for found in findings:
-            self.notes.add(found.id, found.kernel, found.place, found.detail, is_information=found.is_information)
+        for finding in findings:
+            self.notes.add(
+                finding.id, finding.kernel, finding.place, finding.detail, is_information=finding.is_information
+            )
         self.launches += launches
         self.kernels |= kernels
         self.names |= names

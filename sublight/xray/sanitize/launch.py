@@ -18,7 +18,8 @@ from typing import Any, Literal
 import numpy as np
 
 from sublight.xray.record import Place
-from sublight.xray.sanitize.access import VERBS, Access, Group, lanes_text
+from sublight.xray.sanitize.access import VERBS, Access, Group, lanes_text, words_of_outside
+from sublight.xray.sanitize.at import Enough
 from sublight.xray.sanitize.barriers import Barriers
 from sublight.xray.sanitize.memory import Argument, Array, Memory, Stored, describe, reach_of, span_of
 from sublight.xray.sanitize.notes import Notes
@@ -26,10 +27,6 @@ from sublight.xray.sanitize.order import Kind, Order
 
 WINDOW_BITS = 44
 FIRST = 1 << 62  # no true address is as high
-
-
-class Enough(Exception):
-    """A launch at pretended sizes has run long enough."""
 
 
 @dataclass(slots=True)
@@ -49,6 +46,7 @@ class Launch:
     stored_lanes: dict[int, dict[int, int]] = field(default_factory=dict)  # a storage's address -> program -> lanes
     has_atomics: bool = False  # that write
     has_many_warps: bool = True  # one warp's lanes see each other's stores
+    unread: list[tuple[Place, str]] = field(default_factory=list)  # stores to what other lanes may have to read yet
     order: Order = field(init=False)
     barriers: Barriers = field(init=False)
 
@@ -79,13 +77,16 @@ class Launch:
     def begin(self, program: int, index: tuple[int, int, int]) -> None:
         self.program, self.index = program, index
         self.order.begin(program, index)
-        self.barriers.since = self.event
+        self.barriers.reached(self.event)
 
     def end(self) -> None:
         """Every program has run: a tensor that some programs never came to store to may have gaps on purpose."""
         for argument in self.arguments:
             if 0 < argument.storing_programs <= self.program:
                 argument.storage.is_passed_by = True
+        for place, detail in self.unread:  # where programs race, too, another tensor mends both
+            if ("race", self.kernel, place) not in self.notes.by_place:
+                self.notes.add("missing-barrier", self.kernel, place, detail)
 
     def access(
         self,
@@ -99,6 +100,9 @@ class Launch:
         current: Callable[[Array], Array] | None = None,
         reads: bool = True,
         is_float_add: bool = False,
+        acquires: bool = True,
+        releases: bool = True,
+        sources: frozenset[Place] = frozenset(),
     ) -> tuple[Array, Array]:
         """Check one access; give back true addresses, and the lanes that may touch memory."""
         shape = addresses.shape
@@ -118,14 +122,15 @@ class Launch:
             current=current,
             reads=reads,
             is_float_add=is_float_add,
+            sources=sources,
             true=true,
         )
         self._note_store_to(kind, flat, place)
         for group in self._groups(access, flat, allowed):
             self._check(access, group)
         if allowed.size == 1 and access.is_atomic:
-            self.order.pass_on(int(true[0]), kind, self.event)
-            self.barriers.since = self.event
+            self.order.pass_on(int(true[0]), self.event, self.barriers, acquires=acquires, releases=releases)
+            self.barriers.reached(self.event)
         return true.reshape(shape), allowed.reshape(shape)
 
     def _next_event(self, kind: Kind, place: Place) -> None:
@@ -188,7 +193,9 @@ class Launch:
         offsets = used.astype(np.int64) - argument.virtual
         good = argument.holds(offsets, access.size)
         if not good.all():
-            self._out_of_bounds(access, argument, int(offsets[~good][0]), int((~good).sum()))
+            where = words_of_outside(argument, int(offsets[~good][0]), int((~good).sum()))
+            detail = f"program {self.index} {VERBS[access.kind]} {where}"
+            self.notes.add("out-of-bounds", self.kernel, access.place, detail)
             allowed[lanes[~good]] = False
             lanes, offsets = lanes[good], offsets[good]
         starts = offsets + argument.start
@@ -213,17 +220,6 @@ class Launch:
         else:
             access.true[lanes] = used  # memory that we do not know: trust it, as Triton does
 
-    def _out_of_bounds(self, access: Access, argument: Argument, offset: int, lanes: int) -> None:
-        element = offset // argument.itemsize
-        is_between = 0 <= offset < argument.span
-        detail = (
-            f"program {self.index} {VERBS[access.kind]} at offset {element} of {argument.name}, "
-            + ("in a gap between the elements of that view, " if is_between else "")
-            + f"{argument.text} that ends at {argument.span // argument.itemsize}{lanes_text(lanes)}: "
-            + ("mend the strides" if is_between else "mask it off, or mend the stride")
-        )
-        self.notes.add("out-of-bounds", self.kernel, access.place, detail)
-
     def _check(self, access: Access, group: Group) -> None:
         storage, size = group.storage, access.size
         if size % storage.granule or (storage.granule > 1 and (group.offsets % storage.granule).any()):
@@ -246,16 +242,20 @@ class Launch:
                 if met.any() and not (access.is_atomic and self._all_atomic(readers[met])):
                     self._race(access, group, met, readers, each)
                     break
-            if access.values is not None and access.kind == "store":
-                self._check_duplicates(access, group, granules[::each])
-            last_write[granules] = self.event
+            if access.kind == "store" and not self._check_duplicates(access, group, granules[::each], last_read):
+                self._check_barrier(access, group, granules, last_read[granules], each)
+            # a plain store of this program stays known behind its own atomic: another program's atomic meets it
+            mine = np.unique(writers[self.program_of[writers] == self.program]) if access.kind == "atomic" else ()
+            plain = [event for event in mine if self.kinds[event] == "store"]
+            last_write[granules[~np.isin(writers, plain)] if plain else granules] = self.event
             if self.has_many_warps and access.kind == "store":
                 self.barriers.stored(storage, granules, group.lanes, each, self.event, access.true.size)
             if storage.written is not None:
                 storage.written[granules] = True
         else:
-            if self.has_many_warps and access.kind == "load":
+            if access.kind == "load":
                 self._check_barrier(access, group, granules, writers, each)
+                self.barriers.loaded(storage, granules, group.lanes, each, self.event, access.true.size)
             fresh = granules[first_read[granules] == 0]
             first_read[fresh] = self.event
             last_read[granules] = self.event
@@ -278,17 +278,26 @@ class Launch:
             )
             self.notes.add("uninitialised-read", self.kernel, access.place, detail)
 
-    def _check_barrier(self, access: Access, group: Group, granules: Array, writers: Array, each: int) -> None:
-        """Somebody else's store of this very program, with no barrier since."""
-        others = self.barriers.unseen(group.storage, granules, writers, group.lanes, each, access.true.size)
+    def _check_barrier(self, access: Access, group: Group, granules: Array, events: Array, each: int) -> None:
+        """Stores of this very program before a load, or loads before a store, by other lanes with no barrier since."""
+        if not self.has_many_warps:
+            return
+        met, did = (self.barriers.unread, "read") if access.kind == "store" else (self.barriers.unseen, "wrote")
+        others = met(group.storage, granules, events, group.lanes, each, access.true.size)
+        if others.any() and access.values is not None and access.current is not None:  # does the store change anything?
+            touched = group.lanes[np.flatnonzero(others) // each]
+            others[others] = access.values[touched] != access.current(access.true[touched])
         if others.any():
             first = int(np.flatnonzero(others)[0])
-            at = self.places[int(writers[first])]
+            at = self.places[int(events[first])]
             detail = (
-                f"program {self.index} reads {group.spot(first // each)}, which other lanes of it wrote at line "
-                f"{at.line if at else 0}: they may not have done so yet; put tl.debug_barrier() between"
+                f"program {self.index} {VERBS[access.kind]} {group.spot(first // each)}, which other lanes of it {did} "
+                f"at line {at.line if at else 0}: they may not have done so yet; put tl.debug_barrier() between"
             )
-            self.notes.add("missing-barrier", self.kernel, access.place, detail)
+            if access.kind == "load":
+                self.notes.add("missing-barrier", self.kernel, access.place, detail)
+            else:
+                self.unread.append((access.place, detail))
 
     def _all_atomic(self, events: Array) -> bool:
         return all(self.kinds[event].startswith("atomic") for event in np.unique(events))
@@ -300,7 +309,20 @@ class Launch:
             return met
         other = self.program_of[events]
         met &= other != self.program
-        return met & self.order.is_open(events, other)
+        is_open = met & self.order.is_open(events, other)
+        if self.order.too_early:
+            for event in np.unique(events[met & ~is_open]):
+                self._note_too_early(int(event))
+        return is_open
+
+    def _note_too_early(self, event: int) -> None:
+        atomic, store = self.places[self.order.too_early.get(event, 0)], self.places[event]
+        if atomic and store:
+            detail = (
+                f"this tells other programs that line {store.line} is done, but other lanes may not have stored yet: "
+                "put tl.debug_barrier() before it"
+            )
+            self.notes.add("missing-barrier", self.kernel, atomic, detail)
 
     def _write_meets(self, access: Access, group: Group, met: Array, events: Array, each: int) -> None:
         """Somebody wrote what this program now reads or writes."""
@@ -352,20 +374,27 @@ class Launch:
             detail = f"program {one} {VERBS[does]} {spot}, which program {another} {VERBS[did]} (line {line}): {advice}"
             self.notes.add("race", self.kernel, place, detail, is_information=same == "flag")
 
-    def _check_duplicates(self, access: Access, group: Group, elements: Array) -> None:
-        """One store of one program that names an address twice, with different values."""
+    def _check_duplicates(self, access: Access, group: Group, elements: Array, last_read: Array) -> bool:
+        """One store of one program that names an address twice, with different values, or each made of the old one."""
         if elements.size < 2 or (elements[1:] > elements[:-1]).all():
-            return
+            return False
         assert access.values is not None
         order = np.argsort(elements, kind="stable")
         same = np.diff(elements[order]) == 0
-        if same.any():
-            values = access.values[group.lanes]
-            bits = np.ascontiguousarray(values[order]).view(f"u{values.dtype.itemsize}")
-            twice = same & (bits[1:] != bits[:-1])
-            if twice.any():
-                detail = (
-                    f"one store of program {self.index} writes {group.spot(int(order[np.flatnonzero(twice)[0]]))} "
-                    "from two lanes, with different values: make the addresses differ, or use tl.atomic_add"
-                )
-                self.notes.add("race", self.kernel, access.place, detail)
+        if not same.any():
+            return False
+        values = access.values[group.lanes]
+        bits = np.ascontiguousarray(values[order]).view(f"u{values.dtype.itemsize}")
+        twice, how = same & (bits[1:] != bits[:-1]), "with different values: make the addresses differ,"
+        if not twice.any():
+            reads = last_read[elements[order][1:]]
+            old = [read for read in np.unique(reads[same]) if self.places[read] in access.sources]
+            twice = same & np.isin(reads, old) & (self.program_of[reads] == self.program)
+            how = "each having added to what was there, so that one gets lost: make the addresses differ,"
+        if twice.any():
+            detail = (
+                f"one store of program {self.index} writes {group.spot(int(order[np.flatnonzero(twice)[0]]))} "
+                f"from two lanes, {how} or use tl.atomic_add"
+            )
+            self.notes.add("race", self.kernel, access.place, detail)
+        return bool(twice.any())

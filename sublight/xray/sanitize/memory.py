@@ -53,6 +53,7 @@ class Storage:
     first_read: Array | None = None
     last_read: Array | None = None
     writer_lane: Array | None = None  # of the last plain store in this launch
+    reader_lane: Array | None = None  # of the last plain load in this launch
     is_passed_by: bool = False  # some programs ended before they came to store here
 
     def granules(self) -> int:
@@ -64,7 +65,16 @@ class Storage:
             return
         times = self.granule // granule
         self.granule = granule
-        for name in ("written", "consumed", "claimed", "last_write", "first_read", "last_read", "writer_lane"):
+        for name in (
+            "written",
+            "consumed",
+            "claimed",
+            "last_write",
+            "first_read",
+            "last_read",
+            "writer_lane",
+            "reader_lane",
+        ):
             if (array := getattr(self, name)) is not None:
                 setattr(self, name, np.repeat(array, times)[: self.granules()])
 
@@ -75,7 +85,7 @@ class Storage:
         return self.last_write, self.first_read, self.last_read
 
     def forget_marks(self) -> None:
-        self.last_write = self.first_read = self.last_read = self.writer_lane = None
+        self.last_write = self.first_read = self.last_read = self.writer_lane = self.reader_lane = None
 
     def track(self) -> None:
         """Nothing in it has a value yet."""
@@ -221,13 +231,13 @@ class Memory:
 
     def known(self, tensor: Any) -> Storage | None:
         raw = tensor.untyped_storage()
-        found = self.storages.get(raw.data_ptr())
-        if found is None:
+        storage = self.storages.get(raw.data_ptr())
+        if storage is None:
             return None
-        if found.weak.expired() or found.byte_count != raw.nbytes():  # another tensor took its place
-            self.judge(self.storages.pop(found.address))
+        if storage.weak.expired() or storage.byte_count != raw.nbytes():  # another tensor took its place
+            self.judge(self.storages.pop(storage.address))
             return None
-        return found
+        return storage
 
     def at(self, address: int) -> Storage | None:
         for storage in self.storages.values():

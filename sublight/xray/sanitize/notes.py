@@ -86,14 +86,14 @@ class Stack:
 
     def place_of(self, error: BaseException) -> Place | None:
         """Where an exception came from, in the user's own code; a cause lies deeper than what it caused."""
-        found: Place | None = None
+        place: Place | None = None
         at: BaseException | None = error
         while at is not None:
             trace = at.__traceback__
             while trace is not None:
                 file = trace.tb_frame.f_code.co_filename
                 if not file.startswith(self.foreign):
-                    found = Place(file=file, line=trace.tb_lineno)
+                    place = Place(file=file, line=trace.tb_lineno)
                 trace = trace.tb_next
             at = at.__cause__
-        return found
+        return place

@@ -27,6 +27,11 @@ SHAPES = (
     "create_splat",
     "create_unsplat",
 )
+ELEMENTWISE = (
+    "unary_op", "binary_op", "cast_impl", "create_fp_to_fp", "create_bitcast", "create_fma", "create_fabs",
+    "create_rsqrt", "create_erf", "create_idiv", "create_ashr", "create_umulhi", "create_clampf",
+    "create_extern_elementwise",
+)  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)

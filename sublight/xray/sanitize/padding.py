@@ -42,13 +42,8 @@ from sublight.xray.sanitize.doubt import (
 )
 from sublight.xray.sanitize.extremes import Extremes
 from sublight.xray.sanitize.memory import Array
-from sublight.xray.sanitize.offset import SHAPES
+from sublight.xray.sanitize.offset import ELEMENTWISE, SHAPES
 
-_ELEMENTWISE = (
-    "unary_op", "binary_op", "cast_impl", "create_fp_to_fp", "create_bitcast", "create_fma", "create_fabs",
-    "create_rsqrt", "create_erf", "create_idiv", "create_ashr", "create_umulhi", "create_clampf",
-    "create_extern_elementwise",
-)  # fmt: skip
 SUM = "_sum_combine"
 SIGN = {"_elementwise_max": 1, "_elementwise_min": -1, "_argmax_combine": 1, "_argmin_combine": -1}
 MOST_DOUBTS = 4  # that are followed at a time
@@ -66,14 +61,14 @@ class Padding:
     worst: dict[Place, float] = field(default_factory=dict)  # by maximum: the lane of data that is the first to lose
 
     def install(self, builder: Any) -> None:
-        known = {*SHAPES, *_ELEMENTWISE, "create_dot"}
+        known = {*SHAPES, *ELEMENTWISE, "create_dot"}
         for name in filter(lambda name: name.startswith("create_") and name not in known, dir(builder)):
             if not _calls_what_is_followed(original := getattr(builder, name)):
                 setattr(builder, name, self._follow_unknown(original))
         for name in SHAPES:
             rule = self._spread if name in ("create_broadcast", "create_splat") else self._moved
             setattr(builder, name, self._follow(getattr(builder, name), rule))
-        for name in _ELEMENTWISE:
+        for name in ELEMENTWISE:
             if hasattr(builder, name):
                 setattr(builder, name, self._follow(getattr(builder, name), self._merged))
         builder.binary_op = self._follow_sum(builder.binary_op)
@@ -146,23 +141,23 @@ class Padding:
 
     def _sources(self, args: Any) -> list[Status]:
         """What is known of these arguments."""
-        found = []
+        sources = []
         for arg in args:
             if isinstance(arg, self.interpreter.TensorHandle):
                 if KEY in arg.attr:
-                    found.append(arg.attr[KEY])
+                    sources.append(arg.attr[KEY])
             elif isinstance(arg, list | tuple):
-                found += self._sources(arg)
-        return found
+                sources += self._sources(arg)
+        return sources
 
     def _handles(self, args: Any) -> list[Any]:
-        found = []
+        handles = []
         for arg in args:
             if isinstance(arg, self.interpreter.TensorHandle):
-                found.append(arg)
+                handles.append(arg)
             elif isinstance(arg, list | tuple):
-                found += self._handles(arg)
-        return found
+                handles += self._handles(arg)
+        return handles
 
     def _merged(self, args: tuple[Any, ...], again: Callable[..., Any], sources: list[Status]) -> Status:
         return sources[0] if len(sources) == 1 else merged(sources)
@@ -313,10 +308,10 @@ class Padding:
                 add(each, replace(doubt, both=pair))
         if (shared & filled).any() and not is_bf16(value):
             if name in SIGN:
-                found = one.doubt_extreme(SIGN[name], self.worst)
+                new_doubts = one.doubt_extreme(SIGN[name], self.worst)
             else:
-                found = one.doubt_sum() if name == SUM else one.doubt_combined()
-            for each, doubt in zip(outcomes, found, strict=False):
+                new_doubts = one.doubt_sum() if name == SUM else one.doubt_combined()
+            for each, doubt in zip(outcomes, new_doubts, strict=False):
                 add(each, doubt)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import importlib
+import sys
 from types import SimpleNamespace
 
 import pytest
@@ -18,6 +19,7 @@ def test_torch_alone_is_loaded_without_the_collector(monkeypatch: pytest.MonkeyP
         steps.append((name, gc.isenabled()))
         return SimpleNamespace(main=step)
 
+    monkeypatch.delitem(sys.modules, "torch", raising=False)
     monkeypatch.setattr(importlib, "import_module", step)
     monkeypatch.setattr(gc, "freeze", lambda: step("put aside"))
     process.main("order.json")

@@ -10,8 +10,9 @@ What is looked for, each at its source line:
   nobody reads what they left out.)
 - `race`: two programs of one launch meet on an address, one of them writes, and no atomic orders them. It is named at
   both lines. Where both write the same value it is information: harmless, and seldom meant. One store that names an
-  address twice with different values is a race as well.
-- `missing-barrier`: a program of several warps reads what other lanes of it wrote, with no barrier between.
+  address twice with different values, or with what it was and something more, is a race as well.
+- `missing-barrier`: a program of several warps reads what other lanes of it wrote, or writes what they read, or tells
+  other programs by an atomic that it has stored what they store, with no barrier between.
 - `lock-kept`: a program waits for a lock (tl.atomic_cas) that one before it took and never gave back.
 - `undefined-lanes`: a masked load without `other`, whose lanes without a value enter a reduction that is stored.
 - `padded-lanes`: a masked load with `other`, whose filled lanes change a sum or win a maximum that is stored.
@@ -141,7 +142,7 @@ def _report(script: Script, answer: dict[str, Any], refused: list[Finding]) -> R
     if answer["unused"] and answer["launches"]:
         known = ", ".join(answer["arguments"])
         raise BadInput(f"--at {answer['unused'][0]}: no kernel of {script.file} has that number; they have {known}")
-    found = [
+    findings = [
         Finding(
             id=each["id"],
             kernel=each["kernel"],
@@ -153,7 +154,7 @@ def _report(script: Script, answer: dict[str, Any], refused: list[Finding]) -> R
     ]
     return Report(
         script=script.file,
-        findings=(*found, *refused),
+        findings=(*findings, *refused),
         kernels=tuple(answer["kernels"]),
         launches=answer["launches"],
         failure=answer["failure"],
@@ -188,7 +189,7 @@ def _refusals(folder: Path, jobs_file: Path, compiler: Compiler) -> list[list[Fi
     answered = folder / "refused.json"
     refusals = json.loads(answered.read_text(encoding="utf-8")) if answered.is_file() else [None] * len(jobs)
     answers = iter(zip(jobs, refusals, strict=True))
-    found = []
+    findings = []
     for script in scripts:
         kept: dict[tuple[str, int], Finding] = {}
         for _ in script:
@@ -212,8 +213,8 @@ def _refusals(folder: Path, jobs_file: Path, compiler: Compiler) -> list[list[Fi
                 detail=f"the compiler refuses this{where}: {refusal['message']}",
                 is_information=not refusal["is_everywhere"],
             )
-        found.append(list(kept.values()))
-    return found
+        findings.append(list(kept.values()))
+    return findings
 
 
 def _death(status: int) -> str:

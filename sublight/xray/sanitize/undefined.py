@@ -7,6 +7,8 @@ long as the store masks them off, too. A defined zero makes a product zero, Fals
 
 from __future__ import annotations
 
+import functools
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -15,9 +17,7 @@ import numpy as np
 
 from sublight.xray.record import Place
 from sublight.xray.sanitize.memory import Array
-from sublight.xray.sanitize.offset import SHAPES
-
-_ELEMENTWISE = ("unary_op", "cast_impl", "create_fp_to_fp", "create_bitcast", "create_fma")
+from sublight.xray.sanitize.offset import ELEMENTWISE, SHAPES
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,11 +41,16 @@ class Lanes:
     def install(self, builder: Any) -> None:
         for name in SHAPES:
             setattr(builder, name, self._follow_shape(getattr(builder, name)))
-        for name in _ELEMENTWISE:
-            setattr(builder, name, self._follow_lanes(getattr(builder, name)))
+        for name in ELEMENTWISE:
+            if name != "binary_op" and hasattr(builder, name):
+                setattr(builder, name, self._follow_lanes(getattr(builder, name)))
         builder.binary_op = self._follow_binary(builder.binary_op)
         builder.ternary_op = self._follow_select(builder.ternary_op)
         builder.create_dot = self._follow_dot(builder.create_dot)
+        builder.create_gather = self._follow_gather(builder.create_gather)
+        standard: Any = sys.modules["triton.language.standard"]
+        if hasattr(standard, "sort_impl"):  # what tl.sort and tl.topk call
+            standard.sort_impl = self._follow_sort(standard.sort_impl)
         for kind in (self.interpreter.ReduceOps, self.interpreter.ScanOps):
             kind.apply_impl = self._follow_reduction(kind.apply_impl, is_scan=kind is self.interpreter.ScanOps)
 
@@ -85,8 +90,13 @@ class Lanes:
         return elementwise
 
     def _known(self, args: Any) -> list[Undefined]:
-        handle = self.interpreter.TensorHandle
-        return [each.attr["undefined"] for each in args if isinstance(each, handle) and "undefined" in each.attr]
+        known = []
+        for each in args:
+            if isinstance(each, list | tuple):  # of what libdevice takes
+                known += self._known(each)
+            elif isinstance(each, self.interpreter.TensorHandle) and "undefined" in each.attr:
+                known.append(each.attr["undefined"])
+        return known
 
     def _follow_binary(self, original: Callable[..., Any]) -> Callable[..., Any]:
         def binary_op(builder: Any, lhs: Any, rhs: Any, op: Any) -> Any:
@@ -94,7 +104,7 @@ class Lanes:
             sources = self._known((lhs, rhs))
             if not sources:
                 return result
-            decided: Any = False  # by the other side alone
+            decided: Any = np.False_  # by the other side alone
             for side in (lhs, rhs):
                 if op in (np.multiply, np.bitwise_and):
                     decided = decided | (_has_value(side) & (side.data == 0))
@@ -143,6 +153,37 @@ class Lanes:
             return result
 
         return shape_op
+
+    def _follow_gather(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        def create_gather(builder: Any, source: Any, indices: Any, axis: int) -> Any:
+            result = original(builder, source, indices, axis)
+            if sources := self._known((source, indices)):
+                none, mixed = (
+                    np.take_along_axis(_part(source, part), indices.data, axis=axis) | _part(indices, part)
+                    for part in ("none", "mixed")
+                )
+                self._mix(result, sources, np.zeros_like(none), none | mixed)  # a lane that got another's
+            return result
+
+        return create_gather
+
+    def _follow_sort(self, original: Any) -> Callable[..., Any]:
+        """Where a lane without a value ends up nobody knows, so that every lane of its row may be it."""
+
+        @functools.wraps(original)
+        def sort(x: Any, *args: Any, **kwargs: Any) -> Any:
+            known = x.handle.attr.get("undefined")
+            if known is None:
+                return original(x, *args, **kwargs)
+            bare = self.interpreter.TensorHandle(x.handle.data, x.handle.dtype)
+            bare.attr.update({name: value for name, value in x.handle.attr.items() if name != "undefined"})
+            result = original(type(x)(bare, x.type), *args, **kwargs)
+            every = np.asarray(known.none.all(axis=-1, keepdims=True))
+            some = np.asarray((known.none | known.mixed).any(axis=-1, keepdims=True))
+            self._mix(result.handle, [known], every, some & ~every)
+            return result
+
+        return sort
 
     def _follow_dot(self, original: Callable[..., Any]) -> Callable[..., Any]:
         def create_dot(builder: Any, a: Any, b: Any, d: Any, *rest: Any, **named: Any) -> Any:
@@ -212,10 +253,10 @@ def _product(a: Array, b: Array) -> Array:
 
 
 def _any(part: str, sources: list[Undefined]) -> Array:
-    found: Any = False
+    lanes: Any = False
     for each in sources:
-        found = found | getattr(each, part)
-    return np.asarray(found)
+        lanes = lanes | getattr(each, part)
+    return np.asarray(lanes)
 
 
 def _part(handle: Any, part: str) -> Array:

@@ -101,13 +101,13 @@ def _step(state: _State, index: int, each: Instruction) -> None:
 
 
 def _brought(load: Instruction, width: int) -> range:
-    found = next((_REGISTER.search(operand) for operand in load.operands if _REGISTER.fullmatch(operand)), None)
-    first = int(found[1]) if found else -1
-    return range(first, first + max(1, width // 4)) if found else range(0)
+    match = next((_REGISTER.search(operand) for operand in load.operands if _REGISTER.fullmatch(operand)), None)
+    first = int(match[1]) if match else -1
+    return range(first, first + max(1, width // 4)) if match else range(0)
 
 
 def _read(each: Instruction, kind: str, width: int, *, is_load: bool) -> list[int]:
     """Registers that an instruction names, written ones too: they must have come before they are written again."""
-    names = [found for operand in each.operands[is_load:] for found in _REGISTER.finditer(operand)]
+    names = [register for operand in each.operands[is_load:] for register in _REGISTER.finditer(operand)]
     several = _MATRIX_REGISTERS if kind == "tensor core" else max(1, width // 4) if kind.endswith("store") else 1
-    return [int(found[1]) + word for found in names for word in range(2 if found[2] else several)]
+    return [int(register[1]) + word for register in names for word in range(2 if register[2] else several)]

@@ -59,8 +59,8 @@ def _registers(operand: str) -> list[int]:
     >>> _registers("desc[UR4][R2.64+0x8]"), _registers("-R7.reuse"), _registers("c[0x0][0x28]")
     ([2, 3], [7], [])
     """
-    found = [(int(number), 2 if pair else 1) for number, pair in _REGISTER.findall(operand)]
-    return [number + more for number, count in found for more in range(count)]
+    runs = [(int(number), 2 if pair else 1) for number, pair in _REGISTER.findall(operand)]
+    return [number + more for number, count in runs for more in range(count)]
 
 
 def _written(instruction: Instruction) -> range:

@@ -224,13 +224,13 @@ def _shape(word: str) -> tuple[int, int, int] | None:
     >>> _shape("16816"), _shape("1688"), _shape("64x128x16"), _shape("F32")
     ((16, 8, 16), (16, 8, 8), (64, 128, 16), None)
     """
-    found = _MMA_SHAPE.fullmatch(word) or _GMMA_SHAPE.fullmatch(word)
-    return (int(found[1]), int(found[2]), int(found[3])) if found else None
+    match = _MMA_SHAPE.fullmatch(word) or _GMMA_SHAPE.fullmatch(word)
+    return (int(match[1]), int(match[2]), int(match[3])) if match else None
 
 
 def _mma_type(instruction: Instruction, gpu: Gpu) -> str:
     """The data type that gpus.toml gives its rate for."""
-    given = next((_MMA_TYPES[word] for word in instruction.modifiers if word in _MMA_TYPES), None)
-    found = given or _MMA_DEFAULTS.get(instruction.opcode[0], "")
-    halved = found == "fp16" and "F16" in instruction.modifiers and "F32" not in instruction.modifiers
-    return "fp16_acc16" if halved and "fp16_acc16" in gpu.flops_per_clock_per_sm else found
+    named = next((_MMA_TYPES[word] for word in instruction.modifiers if word in _MMA_TYPES), None)
+    dtype = named or _MMA_DEFAULTS.get(instruction.opcode[0], "")
+    halved = dtype == "fp16" and "F16" in instruction.modifiers and "F32" not in instruction.modifiers
+    return "fp16_acc16" if halved and "fp16_acc16" in gpu.flops_per_clock_per_sm else dtype
