@@ -6,6 +6,7 @@ import contextlib
 import itertools
 import math
 import re
+import warnings
 from collections.abc import Callable
 from functools import partial
 
@@ -340,6 +341,24 @@ def test_torch_compile_traces_the_whole_op(op: Op, device: str) -> None:
             grads = grads_for(op, inputs)
             ours = correct.gradients(compiled, inputs, grads, wrt=op.wrt)
             assert same(ours, correct.gradients(call, inputs, grads, wrt=op.wrt))
+
+
+WAITING = ("grouped_matmul", "packed_attention", "paged_prefill")  # PyTorch's ops wait for lengths, off GPUs
+TRACED = [op for op in OPS if "bfloat16" in op.dtypes and not op.writes and op.name not in WAITING]
+
+
+@pytest.mark.parametrize("op", TRACED, ids=lambda op: op.name)
+def test_pytorchs_ops_are_traced_where_sizes_vary(op: Op, device: str) -> None:
+    """Where there is no GPU a call in bf16 is PyTorch's. Its sizes are symbols to torch.compile then, not numbers, and
+    tensors to torch.jit.trace."""
+    torch._dynamo.reset()
+    inputs = op.inputs(op.test_shapes[2], "bfloat16", device, 0)
+    with torch.no_grad(), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        compiled = torch.compile(op.call, fullgraph=True, backend="aot_eager", dynamic=True)
+        traced = torch.jit.trace(op.call, inputs, check_trace=False)
+        assert same(compiled(*inputs), op.call(*inputs))
+        assert same(traced(*inputs), op.call(*inputs))
 
 
 def test_random_columns_differ() -> None:

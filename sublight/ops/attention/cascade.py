@@ -36,6 +36,7 @@ from sublight.ops.attention.pages import (
     why_no_way,
 )
 from sublight.ops.attention.parts import exponent_scale, log_sum, power, scores_of
+from sublight.ops.attention.reference import is_true
 from sublight.ops.kernels.pointwise import like
 from sublight.ops.kernels.rows import generator_for
 from sublight.ops.matmul.order import add_block
@@ -76,7 +77,7 @@ def gathered(
         flat = gathered_rows(cache, None, table, q.dtype)
         return flat.masked_fill(~seen[:, :, None, None], 0.0).transpose(1, 2)  # unused pages may hold anything
 
-    is_shared = q.shape[1] != k_cache.shape[2]
+    is_shared = is_true(q.shape[1] != k_cache.shape[2])
     out = scaled_dot_product_attention(
         q[:, :, None], rows(k_cache), rows(v_cache), attn_mask=seen[:, None, None], scale=scale, enable_gqa=is_shared
     )

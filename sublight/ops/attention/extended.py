@@ -73,7 +73,7 @@ def composed(
     seen = seen.broadcast_to(scores.shape)
     if own.score is not None:
         seen = seen & (scores != -torch.inf)
-    blind = ~seen.any(-1, keepdim=True) if sinks is None else torch.zeros_like(seen[..., :1])
+    blind = ~seen.any(-1, keepdim=True) if sinks is None else seen.new_zeros(*seen.shape[:-1], 1)
     scores = scores.masked_fill(~seen & ~blind, -torch.inf).masked_fill(blind, 0.0)
     if sinks is not None:
         sink = sinks.to(scores.dtype)[:, None, None].expand(batch, heads, q_len, 1)
@@ -83,7 +83,7 @@ def composed(
         entries = torch.arange(batch * heads, device=q.device) + sequence * heads
         stays = kept_by_torch(seed, entries, q_len, kv_len, dropout).view(weights.shape)
         weights = torch.where(stays, weights * (1 / (1 - dropout)), 0.0)
-    lse = torch.logsumexp(scores, -1).masked_fill(blind[..., 0], -torch.inf) if kv_len else scores.sum(-1) - torch.inf
+    lse = torch.logsumexp(scores, -1).masked_fill(blind[..., 0], -torch.inf)
     return weights.to(q.dtype) @ v, lse
 
 

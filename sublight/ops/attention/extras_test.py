@@ -116,6 +116,18 @@ def test_autograd_reaches_sinks_and_lse(device: str) -> None:
     assert error.ok, error
 
 
+def test_a_query_without_keys_still_has_its_sink(device: str) -> None:
+    q, k, v, _ = tensors((1, 2, 1, 5, 4, 16), "float32", device)
+    sinks = torch.tensor([0.5, -1.0], device=device)
+    none = k[:, :, :0]
+    _, lse = attention(q, none, none, sinks=sinks, return_lse=True)
+    assert torch.equal(lse, sinks[None, :, None].expand_as(lse))
+    starts, ends = (torch.tensor(each, device=device, dtype=torch.int32) for each in ((0, 3, 5), (0, 4, 4)))
+    flat = [x[0].transpose(0, 1) for x in (q, k, v)]
+    _, lse = packed_attention(*flat, starts, ends, sinks=sinks, return_lse=True)
+    assert torch.equal(lse[:, 3:], sinks[:, None].expand(2, 2))
+
+
 def test_the_plan_names_flash_and_others_refuse(device: str) -> None:
     q, k, v, _ = tensors((1, 2, 1, 4, 6, 16), "float32", device)
     assert plan(q, k, v, dropout=0.1).provider == "flash"

@@ -123,7 +123,7 @@ def check_numbers(window: Any, softcap: Any, scale: Any) -> None:
         raise BadInput(f"window {window!r}: use a whole number of keys from 1 on, or None for all")
     if not isinstance(softcap, int | float) or not 0 <= softcap < math.inf:
         raise BadInput(f"softcap {softcap!r}: use a positive number, or leave it out")
-    if scale is not None and (not isinstance(scale, int | float | torch.SymFloat) or not math.isfinite(scale)):
+    if scale is not None and (not isinstance(scale, int | float | torch.SymFloat) or not -math.inf < scale < math.inf):
         raise BadInput(f"scale {scale!r}: use a number, or None for 1 / sqrt(head_dim)")
 
 

@@ -51,7 +51,7 @@ def reference(
 
 def _values_of(q: torch.Tensor) -> int:
     """By default the largest power of two below the row's size, as 512 of 576."""
-    return 1 << ((q.shape[-1] - 1).bit_length() - 1)
+    return 1 << ((int(q.shape[-1]) - 1).bit_length() - 1)  # sizes are tensors while torch.jit traces
 
 
 def gathered(

@@ -41,6 +41,7 @@ from sublight.ops.attention.pages import (
     why_no_way,
 )
 from sublight.ops.attention.parts import exponent_scale, head_at, log_sum, power, scores_of
+from sublight.ops.attention.reference import is_true
 from sublight.ops.kernels.pointwise import like
 from sublight.ops.kernels.rows import generator_for
 from sublight.ops.matmul.order import add_block
@@ -88,7 +89,7 @@ def gathered(
 
     k, v, mask = rows(k_cache, k_scales), rows(v_cache, v_scales), seen[:, None, None]
     if not softcap:
-        is_shared = heads != kv_heads
+        is_shared = is_true(heads != kv_heads)
         out = scaled_dot_product_attention(q[:, :, None], k, v, attn_mask=mask, scale=scale, enable_gqa=is_shared)
         return out[:, :, 0]
     k, v = (x.repeat_interleave(heads // kv_heads, 1) for x in (k, v))

@@ -37,8 +37,9 @@ def gathered_rows(
 ) -> torch.Tensor:
     """(batch, keys, kv_heads, head_dim) of the pages that a table names; codes times their scales."""
     place = table.clamp(0, max(cache.shape[0] - 1, 0)).long()
-    rows = (cache.view(torch.uint8) if cache.dtype == CODES[1] else cache)[place]
-    rows = rows.view(cache.dtype).flatten(1, 2)
+    is_fp8 = cache.dtype == CODES[1]  # which PyTorch does not index
+    rows = cache.view(torch.uint8)[place].view(cache.dtype) if is_fp8 else cache[place]
+    rows = rows.flatten(1, 2)
     if scales is None:
         return rows
     wide = torch.promote_types(dtype, torch.float32)

@@ -25,14 +25,19 @@ def attend(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: Mask, softca
         nothing = torch.zeros_like(q[:, :, :blind, : v.shape[3]])
         return torch.cat([nothing, attend(q[:, :, blind:], k, v, mask, softcap, scale)], 2)
     mask = mask.needed(q_len, kv_len)
-    is_causal = mask.causal and not mask.window and q_len == kv_len  # PyTorch aligns the first query to the first key
+    # PyTorch aligns the first query to the first key
+    is_causal = mask.causal and not mask.window and is_true(q_len == kv_len)
     seen = None if is_causal else mask.matrix(q_len, kv_len, q.device)
-    is_shared = bool(q.shape[1] != k.shape[1])  # sizes are tensors while torch.jit traces
+    is_shared = is_true(q.shape[1] != k.shape[1])
     if q.is_cuda:
         q, k, v = (in_step(x) for x in (q, k, v))
-    return scaled_dot_product_attention(
-        q, k, v, attn_mask=seen, is_causal=bool(is_causal), scale=scale, enable_gqa=is_shared
-    )
+    return scaled_dot_product_attention(q, k, v, attn_mask=seen, is_causal=is_causal, scale=scale, enable_gqa=is_shared)
+
+
+def is_true(condition: Any) -> bool:
+    """A comparison of sizes as the bool that PyTorch's attention asks for: to torch.jit sizes are tensors, and to
+    torch.compile, where they vary, symbols, which `bool` leaves as they are."""
+    return True if condition else False  # noqa: SIM210
 
 
 def in_step(x: torch.Tensor) -> torch.Tensor:

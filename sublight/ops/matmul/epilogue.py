@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F
 
 from sublight.backend.jit import tl, triton
-from sublight.errors import BadInput, nearest
+from sublight.errors import one_of
 
 ACTIVATIONS = {
     "none": lambda x: x,
@@ -18,8 +18,7 @@ ACTIVATIONS = {
 
 
 def check_activation(name: str, *more: str) -> None:
-    if name not in (*ACTIVATIONS, *more):
-        raise BadInput(f"unknown activation {name!r}: {nearest(name, [*ACTIVATIONS, *more])}")
+    one_of("activation", name, (*ACTIVATIONS, *more))
 
 
 @triton.jit

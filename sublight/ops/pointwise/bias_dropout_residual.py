@@ -185,6 +185,8 @@ def _seed(seed: torch.Tensor | int, x: torch.Tensor, p: float) -> tuple[torch.Te
         raise BadInput(f"p = {p} is no probability: use a number from 0 to 1")
     if isinstance(seed, int):
         return None, (seed + 2**63) % 2**64 - 2**63
+    if not isinstance(seed, torch.Tensor):
+        raise BadInput(f"seed is {type(seed).__name__}: use an int, or one int64 on {x.device}")
     if seed.dtype != torch.int64 or seed.numel() != 1 or seed.device != x.device:
         raise BadInput(
             f"seed is {seed.dtype} {tuple(seed.shape)} on {seed.device}: use an int, or one int64 on {x.device}"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Callable, Hashable, Iterable
 from functools import partial
 from typing import Any
@@ -46,6 +47,8 @@ def call_of(op: Any) -> tuple[Run, NativeCall]:
         if is_transform and reference is not None:
             return reference(*args)
         tensors = tensors_of(args)
+        if reference is not None and is_sharded(tensors):
+            return reference(*args)
         if dispatch_modes() or any(type(x) not in PLAIN for x in tensors):
             return through_torch(*args)
         plan = op.decide(*args)
@@ -175,6 +178,12 @@ def tensors_of(args: Iterable[Any]) -> list[torch.Tensor]:
         elif isinstance(x, list | tuple):
             found += [each for each in x if isinstance(each, torch.Tensor)]
     return found
+
+
+def is_sharded(tensors: Iterable[torch.Tensor]) -> bool:
+    """Whether tensors are divided among processes: PyTorch's ops know how, of ours it would ask for a rule."""
+    module = sys.modules.get("torch.distributed.tensor")  # nobody has such a tensor who has not loaded it
+    return module is not None and any(isinstance(x, module.DTensor) for x in tensors)
 
 
 def wants_grad(args: Iterable[Any]) -> bool:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any
 
@@ -12,6 +14,7 @@ pytest.importorskip("triton")
 
 from sublight.backend import native
 from sublight.op import Buffer, Plan
+from sublight.ops.norm.rms_norm import RMS_NORM
 from sublight.ops.record import call
 
 NATIVE = SimpleNamespace(differentiates=False)
@@ -79,3 +82,25 @@ def test_in_c_plus_plus_a_gradient_must_be_there_too(monkeypatch: pytest.MonkeyP
 def test_an_op_of_many_launches_is_weighed_by_what_pytorch_moves(moved: int, provider: str) -> None:
     op = SimpleNamespace(**{**vars(OP), "theirs": "torch.mm, torch.softmax", "theirs_bytes": lambda x: moved})
     assert call.hosted(op, plan(9999), (tensor(10),)).provider == provider
+
+
+@pytest.fixture
+def mesh(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+    """Of one process."""
+    monkeypatch.setattr(sys, "excepthook", sys.excepthook)  # PyTorch sets its own there
+    distributed = pytest.importorskip("torch.distributed.tensor")
+    torch.distributed.init_process_group("gloo", store=torch.distributed.HashStore(), rank=0, world_size=1)
+    yield distributed.init_device_mesh("cpu", (1,))
+    torch.distributed.destroy_process_group()
+
+
+def test_a_tensor_divided_among_processes_is_pytorchs(mesh: Any) -> None:
+    from torch.distributed.tensor import Shard, distribute_tensor
+
+    x, weight = torch.randn(4, 16), torch.ones(16)
+    own, columns = (distribute_tensor(each, mesh, [Shard(0)]).requires_grad_() for each in (x, weight))
+    assert "divided among processes" in RMS_NORM.plan(own, columns).reason
+    y = RMS_NORM.call(own, columns)
+    assert torch.equal(y.full_tensor(), RMS_NORM.reference(x, weight))
+    y.sum().backward()
+    assert own.grad.full_tensor().shape == x.shape

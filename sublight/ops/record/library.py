@@ -21,7 +21,7 @@ from sublight.backend.device import why_not_here
 from sublight.errors import BadInput
 from sublight.op import Plan
 from sublight.ops.record import kinds
-from sublight.ops.record.call import NativeCall, call_of, guarded, hosted, tensors_of, wants_grad
+from sublight.ops.record.call import NativeCall, call_of, guarded, hosted, is_sharded, tensors_of, wants_grad
 from sublight.ops.record.gradient import Gradient, vjp
 from sublight.ops.record.run import Values, runner
 
@@ -71,6 +71,8 @@ class Registered:
         reason = self.why_torch(*args)
         if any(x.is_neg() for x in tensors_of(args)):
             reason = "a tensor that is negated lazily: its memory holds other numbers"
+        if is_sharded(tensors_of(args)):
+            reason = "a tensor that is divided among processes (DTensor): PyTorch's ops know how"
         if reason:
             return Plan(provider="torch", theirs=self.theirs, reason=reason)
         kinds.check_devices(self.name, self.kinds, args)

@@ -7,7 +7,7 @@ place that holds it, as with `torch.max(x, dim)` (`torch.amax` would spread it o
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -47,13 +47,14 @@ def ends_of(x: torch.Tensor, dim: Dims) -> tuple[int, int]:
     """The first and the last of the dimensions that are meant; None means all."""
     if x.dim() == 0:
         raise BadInput("a tensor without dimensions has nothing to reduce: it is its own sum and maximum")
-    given = tuple(range(x.dim())) if dim is None else (dim,) if isinstance(dim, int) else tuple(dim)
-    if not given or any(not -x.dim() <= each < x.dim() for each in given):
+    given = tuple(range(x.dim())) if dim is None else tuple(dim) if isinstance(dim, Iterable) else (dim,)
+    if not given or any(isinstance(each, float) or not -x.dim() <= each < x.dim() for each in given):
         raise BadInput(f"dim {dim!r} of a tensor with {x.dim()} dimensions: use {-x.dim()} to {x.dim() - 1}")
-    dims = sorted(each % x.dim() for each in given)
-    if dims != list(range(dims[0], dims[0] + len(dims))):
+    dims = {each % x.dim() for each in given}
+    first, last = min(dims), max(dims)
+    if len(given) != len(dims) or last - first != len(dims) - 1:
         raise BadInput(f"dim {dim!r} must name neighbours, each once: permute the tensor, or reduce twice")
-    return dims[0], dims[-1]
+    return first, last
 
 
 def left_of(x: torch.Tensor, first: int, last: int, keepdim: bool) -> tuple[int, ...]:

@@ -70,7 +70,7 @@ def _mask_of_rows(w: torch.Tensor) -> torch.Tensor:
         .indices[..., :2]
     )
     mask = torch.zeros(w.shape[0], w.shape[1] // 4, 4, dtype=torch.bool, device=w.device)
-    return mask.scatter(-1, order, True).view(w.shape)
+    return mask.scatter(-1, order, 1).view(w.shape)
 
 
 def _mask_of_blocks(w: torch.Tensor) -> torch.Tensor:
