@@ -84,15 +84,13 @@ class Graph:
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         backend = self._backend
-        if torch.compiler.is_compiling() or backend is None or _INSIDE.get():
-            return self._fn(*args, **kwargs)
-        if backend.is_capturing() or is_recorded():
+        if torch.compiler.is_compiling() or backend is None or _INSIDE.get() or backend.is_capturing() or is_recorded():
             return self._fn(*args, **kwargs)
         call = describe(args, kwargs, backend.device_type)
         at = graph_bucket.fit(self._buckets, call) if self._buckets is not None else None
         key = call.key if at is None else graph_bucket.key_of(call, at)
         kind = self._kinds.get(key)
-        if kind is not None and kind.refusal is not None:
+        if kind is not None and (kind.refusal is not None or kind.is_overlapped(call.tensors)):
             kind.calls += 1
             return self._fn(*args, **kwargs)
         with self._lock:
@@ -337,6 +335,7 @@ class Graph:
             eager_s=kind.eager_s,
             launch_s=kind.launch_s,
             static_outputs=self._options["static_outputs"],
+            written=frozenset(watch.written),
         )
         self._store.add(kind, held)
         kind.is_changed = False

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import inspect
 import operator
 import types
 from collections.abc import Iterable, Iterator
@@ -43,6 +44,21 @@ class Cell:
 
     def __getitem__(self, key: Any) -> Any:
         return self.cell.cell_contents
+
+
+class Attributes:
+    """What an object has in slots or from its class, as places."""
+
+    __slots__ = ("holder",)
+
+    def __init__(self, holder: Any) -> None:
+        self.holder = holder
+
+    def __getitem__(self, name: str) -> Any:
+        try:
+            return getattr(self.holder, name)
+        except AttributeError as error:
+            raise KeyError(name) from error
 
 
 @dataclass(slots=True, kw_only=True)
@@ -252,8 +268,9 @@ class _Walk:
             for key, item in pairs:
                 if len(value) <= LONG or not isinstance(item, _NUMBERS):
                     yield (f"{label}[{key!r}]" if label else str(key)), value, key, item
-        elif hasattr(value, "__dict__") and not isinstance(value, torch.Tensor) and not _is_library(type(value)):
-            for name, owner, key, item in _items(label, vars(value), dot=True):
+        elif not isinstance(value, torch.Tensor) and not _is_library(type(value)):
+            own = _items(label, getattr(value, "__dict__", {}), dot=True)
+            for name, owner, key, item in (*own, *_of_class(label, value)):
                 if not isinstance(item, _NUMBERS) or key in self.names or id(value) in self.given:
                     yield name, owner, key, item
 
@@ -297,6 +314,16 @@ def _items(label: str, values: dict[Any, Any], *, dot: bool = False) -> Iterator
     for key, item in values.items():
         name = f"{label}.{key}" if dot else f"{label}[{key!r}]" if label else str(key)
         yield name, values, key, item
+
+
+def _of_class(label: str, value: Any) -> Iterator[tuple[str, Any, Any, Any]]:
+    """What an object has in slots, and the numbers that it has of its class until it gets its own."""
+    for name in {name: None for kind in type(value).__mro__ if not _is_library(kind) for name in vars(kind)}:
+        of_class = inspect.getattr_static(type(value), name)
+        is_slot = isinstance(of_class, types.MemberDescriptorType) and hasattr(value, name)
+        is_number = isinstance(of_class, _NUMBERS) and not name.startswith("__")
+        if (is_slot or is_number) and name not in getattr(value, "__dict__", ()):
+            yield f"{label}.{name}", Attributes(value), name, getattr(value, name)
 
 
 def _function(label: str, fn: types.FunctionType) -> Iterator[tuple[str, Any, Any, Any]]:

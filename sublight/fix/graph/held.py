@@ -97,6 +97,7 @@ class Held:
     eager_s: float | None
     launch_s: float | None
     static_outputs: bool
+    written: frozenset[int] = frozenset()  # the storages that it writes into
     replays: int = 0
     marks: list[tuple[Any, Any, float]] = field(default_factory=list)
     _plan: list[tuple[str, Any]] = field(default_factory=list)
@@ -119,6 +120,11 @@ class Held:
     def is_for(self, tensors: list[torch.Tensor]) -> bool:
         """Whether the arguments that it writes into lie where they lay."""
         return all(not b.in_place or b.pointer == x.data_ptr() for b, x in zip(self.buffers, tensors, strict=True))
+
+    def is_overlapped(self, tensors: list[torch.Tensor]) -> bool:
+        """Whether an argument that is copied in lies where the graph writes: it would not see that."""
+        copied = (x for b, x in zip(self.buffers, tensors, strict=True) if not b.in_place)
+        return bool(self.written) and any(storage(x) in self.written for x in copied)
 
     def replay(self, backend: Backend, tensors: list[torch.Tensor], at: Fit | None) -> Any:
         is_timed = 0 < self.replays <= SAMPLES

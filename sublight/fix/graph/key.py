@@ -79,10 +79,16 @@ def describe(args: tuple[Any, ...], kwargs: dict[str, Any], device_type: str = "
     parts = [_part(value, call, device_type) for value in args]
     if kwargs:
         parts.append(tuple((name, _part(value, call, device_type)) for name, value in kwargs.items()))
-    call.key = (len(args), tuple(parts), modes(device_type))
+    call.key = (len(args), tuple(parts), modes(device_type), _shared(call.tensors))
     if not call.reason and len({x.device for x in call.tensors}) > 1:
         call.reason = "its arguments are on several GPUs"
     return call
+
+
+def _shared(tensors: list[torch.Tensor]) -> tuple[int, ...]:
+    """Which tensors share memory, by the first of each; nothing where none do. A graph copies each by itself."""
+    storages = [x.untyped_storage()._cdata for x in tensors] if len(tensors) > 1 else []
+    return tuple(map(storages.index, storages)) if len(set(storages)) < len(storages) else ()
 
 
 def _part(value: Any, call: Call, device_type: str) -> Hashable:

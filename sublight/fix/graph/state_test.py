@@ -325,3 +325,64 @@ def test_a_result_that_is_kept_as_well_is_refused() -> None:
 
     assert "total[0] is bound to a new tensor in each call" in refused(graph(add, backend=Fake()), torch.ones(3))
     assert torch.equal(total[0], torch.full((3,), 12.0))
+
+
+def _add(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+    a.add_(1)
+    return a * b
+
+
+@pytest.mark.parametrize("is_elsewhere", [False, True])
+def test_arguments_that_come_to_share_memory(is_elsewhere: bool) -> None:
+    """What is written through one is read through the other."""
+    g = graph(_add, backend=Fake())
+    pair = [[torch.arange(4.0), torch.arange(4.0) + 5] for _ in range(2)]
+    for call in range(14):
+        ours, theirs = ([x, x] for x, _ in pair) if call > 5 else pair
+        assert torch.equal(g(*ours), _add(*theirs)), call
+        if is_elsewhere and call == 5:
+            pair = [[torch.ones(4), torch.ones(4)] for _ in range(2)]
+
+
+def test_an_argument_that_comes_to_lie_in_what_is_written() -> None:
+    states = [torch.arange(4.0) for _ in range(2)]
+
+    def make(state: torch.Tensor) -> Callable[..., torch.Tensor]:
+        def count(x: torch.Tensor) -> torch.Tensor:
+            state.add_(1)
+            return x * 2
+
+        return count
+
+    calls = [graph(make(states[0]), backend=Fake()), make(states[1])]
+    for number in range(12):
+        one, other = (
+            call(torch.ones(2) if number < 8 else state[:2]) for call, state in zip(calls, states, strict=True)
+        )
+        assert torch.equal(one, other), number
+
+
+class Slotted:
+    __slots__ = ("factor",)
+
+    def __init__(self) -> None:
+        self.factor = 1.0
+
+
+class OfClass:
+    factor = 1.0
+
+
+@pytest.mark.parametrize("kind", [Slotted, OfClass])
+@pytest.mark.parametrize("is_argument", [True, False])
+def test_a_number_in_a_slot_or_of_a_class(kind: type, is_argument: bool) -> None:
+    holder: Any = kind()
+
+    def scale(x: torch.Tensor, given: Any = None) -> torch.Tensor:
+        return x * (given if is_argument else holder).factor  # type: ignore[no-any-return]
+
+    g, more = graph(scale, backend=Fake()), (holder,) * is_argument
+    for number in range(12):
+        holder.factor = 1.0 if number < 8 else 2.0
+        assert torch.equal(g(torch.ones(2), *more), torch.ones(2) * holder.factor), number
+    assert g.report().captures

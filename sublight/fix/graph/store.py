@@ -36,6 +36,9 @@ class Kind:
     refusal: Refusal | None = None
     note: str = ""
 
+    def is_overlapped(self, tensors: list[torch.Tensor]) -> bool:
+        return any(held.is_overlapped(tensors) for held in self.held)
+
     def eager_row(self, warmup: int) -> EagerRow:
         if self.refusal is not None:
             return EagerRow(call=self.call, calls=self.calls, reason=self.refusal.reason, line=self.refusal.line)

@@ -15,9 +15,11 @@ import torch.nn.functional as F
 from torch import nn
 
 from sublight.fix.patch.model import patch
-from sublight.fix.patch.rules import softmax
+from sublight.fix.patch.proof import rounding, scaled
+from sublight.fix.patch.rules import mlp, softmax
 from sublight.fix.patch.rules.softmax import SOFTMAX
 from sublight.fix.patch.trials import count
+from sublight.fix.patch.twin import Line, random
 
 WIDTH = 32
 
@@ -252,3 +254,26 @@ def test_a_norm_that_divides_by_a_root_has_the_error_of_one(dtype: torch.dtype) 
             return x / torch.sqrt(torch.mean(torch.square(x), dim=-1, keepdim=True) + 1e-5) * self.weight
 
     assert patch(Divides().to(dtype)).swapped == 1
+
+
+def test_a_block_that_is_off_in_one_of_500_elements_is_seen() -> None:
+    plan = mlp.Plan(layout="apart", act="silu", gate="gate", up="up", down="down")
+    formula = mlp._formula(plan)
+
+    class Off(Gated):
+        seed = 0
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            y = formula.compute(self, x)
+            is_hit = torch.rand(y.shape, generator=torch.Generator().manual_seed(self.seed)) < 1 / 500
+            return y + is_hit * y.detach().abs().amax((1, 2), keepdim=True) / 16
+
+    twin: Any = Off()
+    for name, sizes in (("gate", (16, 32)), ("up", (16, 32)), ("down", (32, 16))):
+        setattr(twin, name, Line(*sizes, seed=len(name)))
+    x = scaled(random(mlp.TOKENS, 16))
+    passed = 0
+    for seed in range(10):
+        twin.seed = seed
+        passed += not rounding(twin, formula, x, torch.bfloat16)
+    assert passed == 0

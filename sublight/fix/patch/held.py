@@ -91,16 +91,12 @@ def partials(module: torch.nn.Module) -> Iterator[tuple[str, Partial]]:
             yield name, Partial(value.func, value.args, dict(value.keywords))
 
 
-def inner(module: torch.nn.Module, names: Collection[str] | None = None) -> Iterator[tuple[Path, Any]]:
-    """Of objects that the module holds, the plain values whose names occur in its class's code, or are these."""
+def inner(module: torch.nn.Module, names: Collection[str]) -> Iterator[tuple[Path, Any]]:
+    """Of objects that the module holds: their classes, and the plain values that code with these names can reach."""
     for holder, value in _held(module):
-        yield from _inside(value, (holder,), _in_class(module) if names is None else names)
-
-
-def _in_class(module: torch.nn.Module) -> set[str]:
-    classes = [each for each in type(module).__mro__ if not each.__module__.startswith("torch.nn.modules.module")]
-    functions = [inspect.unwrap(each) for kind in classes for each in vars(kind).values() if inspect.isfunction(each)]
-    return {name for function in functions if hasattr(function, "__code__") for name in function.__code__.co_names}
+        if holder in names:
+            yield (holder, "__class__"), type(value)
+        yield from _inside(value, (holder,), names)
 
 
 def objects(module: torch.nn.Module, names: Collection[str]) -> Iterator[Any]:
@@ -133,8 +129,8 @@ def _why_not(value: Any, path: str, names: Collection[str], trusted: tuple[str, 
     if isinstance(value, dict | list | tuple | set | frozenset):
         return f"reads {path}, which holds more than plain values"
     kind = type(value)
-    if kind.__module__.partition(".")[0] == "torch" or kind in ATOMS:
-        return ""
+    if kind in ATOMS or (kind.__module__.partition(".")[0] == "torch" and kind.__dictoffset__ == 0):
+        return ""  # a device; an optimizer has numbers that a schedule changes
     if not all(map(_is_python, kind.__mro__[:-1])):
         return f"reads {path}, a {kind.__name__}, which cannot be compared"
     if name := computes(kind, trusted):
@@ -159,11 +155,17 @@ def _is_python(kind: type) -> bool:
 
 
 def _inside(holder: Any, path: Path, names: Collection[str]) -> Iterator[tuple[Path, Any]]:
-    for name in names_in(holder):
-        value = getattr(holder, name, MISSING) if name in names else MISSING
+    own = names_in(holder)
+    if not own and not _is_python(type(holder)):
+        return
+    for name in sorted(names):
+        of_class = inspect.getattr_static(type(holder), name, MISSING)
+        is_there = name in own or (is_setting(of_class) and not isinstance(of_class, types.FunctionType))
+        value = getattr(holder, name, MISSING) if is_there else MISSING
         if is_setting(value):
             yield (*path, name), copy.deepcopy(value)
         elif value is not MISSING and len(path) < DEPTH:
+            yield (*path, name, "__class__"), type(value)
             yield from _inside(value, (*path, name), names)
 
 

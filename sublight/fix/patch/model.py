@@ -73,12 +73,23 @@ def _proven(model: torch.nn.Module, rules: Sequence[Rule], starts_driver: bool) 
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
-        with torch.inference_mode(mode=False), torch.enable_grad():  # proofs take gradients, wherever patch is called
+        with torch.inference_mode(mode=False), torch.enable_grad(), _on_the_cpu():  # wherever patch is called
             return candidates(model, rules)
     finally:
         torch.set_num_threads(threads)
         if driver is not None:
             driver.join()
+
+
+@contextlib.contextmanager
+def _on_the_cpu() -> Iterator[None]:
+    """Trials are made there, of values that may overflow: the user's default device and anomaly mode are for others."""
+    with contextlib.ExitStack() as stack:
+        if torch.is_anomaly_enabled():
+            stack.enter_context(torch.autograd.set_detect_anomaly(False))
+        if torch.get_default_device().type != "cpu":  # asked first: each function of PyTorch's costs more inside
+            stack.enter_context(torch.device("cpu"))
+        yield
 
 
 def _kept(found: Sequence[Candidate]) -> list[str]:

@@ -70,8 +70,9 @@ class Fused:
         work = self.work(optimizer)
         self.ours._by_ours(work)
         host = []
-        for p, (step, count, device) in self.steps.items():
-            if p.grad is not None and step.device != p.device:
+        for p in (p for group, _ in work for p in _live(group) if p in self.steps):  # no group's that was taken out
+            step, count, device = self.steps[p]
+            if step.device != p.device:
                 host.append(step)
                 self.steps[p] = (step, count + 1, device)
         if host:

@@ -264,3 +264,16 @@ def test_on_the_gpu(options: dict[str, Any]) -> None:
     for p, q in zip(ours, theirs, strict=True):
         assert optimizer.state[p]["step"].device == other.state[q]["step"].device
         assert optimizer.state[p]["step"] == STEPS
+
+
+def test_a_group_that_was_taken_out_makes_no_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+    optimizer = torch.optim.AdamW(groups_of(params_like(device="meta")))  # steps lie on the host, parameters elsewhere
+    fused = fix.Fused(None)
+    monkeypatch.setattr(fused.ours, "_by_ours", lambda work: None)
+    params = [p for group in optimizer.param_groups for p in group["params"]]
+    for p in params:
+        p.grad = torch.zeros_like(p)
+    fused.step(optimizer)
+    optimizer.param_groups.pop()
+    fused.step(optimizer)
+    assert [int(optimizer.state[p]["step"]) for p in params] == [2, 2, 1, 1]

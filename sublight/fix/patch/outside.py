@@ -14,6 +14,7 @@ import dis
 import functools
 import itertools
 import logging
+import operator
 import reprlib
 import types
 from collections import Counter
@@ -40,6 +41,9 @@ STORES = {
     "DELETE_ATTR": "deletes an attribute",
 }
 MISSING = object()
+OP_KINDS = (type(torch.ops.aten.add), type(torch.ops.aten.add.Tensor))
+PYTORCHS_OPS = ("aten", "prims")
+BY_TEXT = (operator.attrgetter, operator.methodcaller)  # which follow names in a text
 Space = Mapping[str, Any]  # of a module, or of a class
 
 
@@ -168,6 +172,8 @@ class _Reader:
                 )
             elif step.opname in ATTRIBUTES and at > taken:
                 self.attributes.add(str(step.argval))
+            elif step.opname == "MATCH_CLASS":
+                self.found.note("takes an object apart by a pattern")
             elif step.opname == "IMPORT_NAME" and not self.trusts(step.argval):
                 self.found.note(f"imports {step.argval}")
             elif step.opname in STORES and not (step.opname == "STORE_ATTR" and _is_on_self(steps[:at], step, code)):
@@ -179,15 +185,16 @@ class _Reader:
         asks_by_name = {"getattr", "hasattr"} & set(code.co_names)
         texts = {each for each in code.co_consts if isinstance(each, str) and each.isidentifier()}
         self.found.in_code |= {*code.co_names, *texts}
-        for name in (*code.co_names, *(texts if asks_by_name else ())):
+        for name in {*code.co_names, *texts}:  # getattr may have another name
             holders = [each for each in self.kind.__mro__ if name in vars(each)]
             own = [each for each in holders if not self.trusts(each.__module__)]
-            if own or (name in texts and not holders):
+            if own or (asks_by_name and name in texts and not holders):
                 self.found.names.add(name)
             for each in own:
-                if isinstance(vars(each)[name], property):  # other attributes are asked for
-                    self._bind(vars(each), name, vars(each)[name])
                 self.judge(vars(each)[name], name)
+            for each in self.kind.__mro__ if own else ():  # what `super()` finds, and a property, no instance shows
+                if not self.trusts(each.__module__):
+                    self.found.bound[id(each), name] = (vars(each), name, vars(each).get(name, MISSING))
 
     def _follow(self, function: types.FunctionType, step: dis.Instruction, later: list[dis.Instruction]) -> int:
         """A global or closure variable; how many attributes are taken of it at once: `torch.nn.functional.gelu`, 3."""
@@ -202,7 +209,7 @@ class _Reader:
             return 0  # a local of an outer function, or a name that is not there yet
         if step.opname in GLOBALS:
             self._bind(space, name, value)
-        if value in (getattr, hasattr):
+        if value is getattr or value is hasattr:
             self._by_name(function, later)
         for following in later:
             if following.opname not in ATTRIBUTES or not isinstance(value, types.ModuleType | type):
@@ -257,12 +264,16 @@ class _Reader:
             self.found.note(f"calls {name}")
         elif _is_asking(name) and self.trusts(where):
             self.found.note(f"asks for a setting of PyTorch ({name})")
+        elif isinstance(value, BY_TEXT) or any(value is each for each in BY_TEXT):
+            self.found.note("asks for attributes whose names are not written in it")
         elif isinstance(value, type):
             is_base = value in self.kind.__mro__  # what `super()` needs
             if not (is_base or self.trusts(value.__module__) or issubclass(value, BaseException) or _is_record(value)):
                 self.found.note(f"uses the class {value.__name__}")
         elif isinstance(value, torch.jit.ScriptFunction):
             self.found.note(f"calls {name}, whose code TorchScript has compiled")
+        elif isinstance(value, OP_KINDS) and str(value).partition(".")[0] not in PYTORCHS_OPS:
+            self.found.note(f"calls {value}, which is no op of PyTorch's")
         elif isinstance(value, types.BuiltinMethodType) and not isinstance(
             value.__self__, types.ModuleType | type | None
         ):

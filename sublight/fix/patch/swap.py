@@ -66,8 +66,10 @@ class Noted:
                 return name
         for name, noted in self.hidden:
             child = getattr(module, name, None)
-            if child is None or (what := noted.changed(child)):
-                return name if child is None or what == "its class's forward" else f"{name}.{what}"
+            if not isinstance(child, torch.nn.Module):  # gone, or a function took its place
+                return name
+            if what := noted.changed(child):
+                return name if what == "its class's forward" else f"{name}.{what}"
             if "forward" in child.__dict__ and not is_patched(child):
                 return f"{name}.forward"
             if not torch.compiler.is_dynamo_compiling() and not is_called_plainly(child):
@@ -94,7 +96,7 @@ def _noted(module: torch.nn.Module) -> Noted:
     return Noted(
         own=type(module).forward,
         settings=(*held.settings(module), *_of_class(module, read.names)),
-        inner=tuple(held.inner(module)),
+        inner=tuple(held.inner(module, read.in_code)),
         partials=tuple(held.partials(module)),
         outside=tuple(read.globals.values()),
         bound=(*read.bound.values(), *_functional(type(module).forward)),

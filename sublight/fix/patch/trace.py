@@ -298,7 +298,7 @@ class _Below(private.TorchDispatchMode):
             space, _, name = func._schema.name.partition("::")
             name += "_tanh" if name == "gelu" and (kwargs or {}).get("approximate") == "tanh" else ""
             self.recorder.ops.append(name if space == "aten" else f"{space}::{name}")
-            self.recorder.numbers += [(name, x) for x in args if _is_number(x)]
+            self.recorder.numbers += [(name, x) for x in (*args, *(kwargs or {}).values()) if _is_number(x)]
             if name == "lift_fresh" and not args[0].is_meta:  # torch.tensor(…) of numbers, which may come of a size
                 self.recorder.numbers.append(("a constant", args[0].tolist()))
             if name in READS:

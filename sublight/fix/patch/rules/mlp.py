@@ -41,7 +41,7 @@ from sublight.ops.gated.gated_linear import gated, gated_linear, holds_product
 from sublight.ops.pointwise.activation import gelu, relu2
 
 MOST_CHILDREN = 8
-TOKENS = 6
+TOKENS = 32  # an error in few elements must meet some
 LEAST = 8  # the least width of a stand-in
 GATED_OPS = {"silu": "swiglu", "gelu_tanh": "geglu", "gelu": "geglu"}
 GATES: dict[str, Gate] = {"silu": "silu", "gelu_tanh": "tanh", "gelu": "none"}
