@@ -2,6 +2,7 @@
 
 import hashlib
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -38,6 +39,7 @@ COMPILE = ("sublight/xray/", "ops/compiled_test", "record/native_test")  # drawn
 EVERY_TIME = ("xray/compile_test",)  # … but this one runs every time: it says whether any kernel has changed
 GPU_TEST_S = 30.0  # on a GPU as many cases of a test are drawn as take so long there …
 CASE_S = 1.0  # … by the seconds of its `gpu_seconds` mark, or by these
+ADDRESS = re.compile(r" at 0x[0-9a-f]+")
 CRASHED = pytest.StashKey[bool]()  # whether one of pytest's workers did
 DEAR_S = 3.0  # a test whose cases take longer need not draw every op and data type: other tests cover them
 if not HAS_GPU:
@@ -145,6 +147,8 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    if other := next((item.nodeid for item in items if ADDRESS.search(item.nodeid)), ""):
+        raise pytest.UsageError(f"{other} is named after an address, another in each of pytest's workers: give its ids")
     items.sort(key=_turn)
     if dropped := left_out(items):
         config.hook.pytest_deselected(items=dropped)

@@ -124,7 +124,9 @@ class Silent(Plain):
 
 
 @pytest.mark.parametrize(
-    ("source", "words"), [("{{ tools }}", Plain()), (QWEN + "<function=", Plain()), (QWEN, Silent())], ids=str
+    ("source", "words"),
+    [("{{ tools }}", Plain()), (QWEN + "<function=", Plain()), (QWEN, Silent())],
+    ids=["no calls", "another form", "a silent token"],
 )
 def test_other_forms_of_calls_are_refused(source: str, words: Plain) -> None:
     with pytest.raises(Failure, match="writes no calls as <tool_call>"):
