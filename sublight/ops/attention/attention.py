@@ -27,7 +27,6 @@ from sublight.ops.attention.extended import (
     composed,
     extended_backward,
     extras_of,
-    under_autocast,
     why_no_way,
 )
 from sublight.ops.attention.extras import NONE, Extras
@@ -49,6 +48,7 @@ from sublight.ops.attention.mods import are_given, check_mods, leaning, same_doc
 from sublight.ops.attention.parts import result_strides
 from sublight.ops.attention.reference import attend, attend_with_lse
 from sublight.ops.kernels.rows import generator_for
+from sublight.ops.record.autocast import under_autocast
 from sublight.ops.record.gradient import Gradient, vjp
 from sublight.ops.record.library import Registered
 from sublight.timing import Thunk

@@ -293,15 +293,6 @@ def _why_torch(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *rest: Any) ->
     return why_no_way(q, k, v)
 
 
-def under_autocast(*tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
-    """As PyTorch's attention takes them there: in autocast's data type, so that they need not be alike before."""
-    kind = tensors[0].device.type
-    if kind == "meta" or not torch.is_autocast_enabled(kind):
-        return tensors
-    dtype = torch.get_autocast_dtype(kind)
-    return tuple(x.to(dtype) if x.is_floating_point() and x.dtype != torch.float64 else x for x in tensors)
-
-
 def why_no_way(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> str:
     """Why our kernels do not take these; empty where they do."""
     if reason := why_no_kernel(q):

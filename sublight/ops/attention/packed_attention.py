@@ -26,12 +26,12 @@ from sublight.ops.attention.extended import (
     composed_packed,
     packed,
     packed_backward,
-    under_autocast,
     why_no_way,
 )
 from sublight.ops.attention.ladder import BACKWARD_KERNELS, check, check_numbers, scale_of
 from sublight.ops.attention.mods import check_mods
 from sublight.ops.kernels.rows import generator_for
+from sublight.ops.record.autocast import under_autocast
 
 
 def reference(

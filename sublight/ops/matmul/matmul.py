@@ -34,6 +34,7 @@ from sublight.ops.matmul.product import operands_of, product_of
 from sublight.ops.matmul.steps import LADDER as LADDER  # low_bit_matmul.py takes it and Work from here
 from sublight.ops.matmul.steps import Work as Work
 from sublight.ops.matmul.steps import plan_by, why_not_skinny
+from sublight.ops.record.autocast import under_autocast
 from sublight.ops.record.call import SMALL_BYTES
 from sublight.ops.record.gradient import Gradient
 from sublight.ops.record.library import Registered
@@ -51,9 +52,7 @@ def reference(
     tf32: bool = False,
 ) -> torch.Tensor:
     """PyTorch's composition, with what cuBLAS adds in the same pass; `tf32` it reads from its own switch."""
-    is_layer = bias is not None and b.dim() == 2 and tuple(bias.shape) == (b.shape[1],)
-    if is_layer and bias is not None and bias.dtype != a.dtype:  # a layer takes another data type under autocast alone
-        is_layer = torch.is_autocast_enabled(a.device.type)
+    is_layer = bias is not None and b.dim() == 2 and tuple(bias.shape) == (b.shape[1],) and bias.dtype == a.dtype
     y = F.linear(a, b.T, bias) if is_layer else a @ b
     if bias is not None and not is_layer:
         y = y + bias
@@ -170,11 +169,12 @@ def matmul(
     `batch_invariant` a row's result, and its gradient, are the same bits whatever other rows there are, which cuBLAS
     does not promise: the call is then always our kernel's, and an error where there is none.
     `activation="swiglu"` takes the first half of b's columns as gate, the second as up: silu(gate) * up is half as
-    wide, and follows the product in a launch of its own.
+    wide, and follows the product in a launch of its own. Under autocast a, b and bias are in its data type.
     A call has the same bits from run to run. `deterministic=False` allows other ones: up to 64 rows are then multiplied
     by our kernel, and where programs share k they add their parts to the sums as they come.
     """
     check_activation(activation, SWIGLU)
+    a, b, bias = under_autocast(a, b, bias)
     if activation == SWIGLU:
         if b.shape[-1] % 2:
             raise BadInput(f"swiglu halves the columns of a product, and b has {b.shape[-1]}")

@@ -15,6 +15,7 @@ from sublight.backend.listen import LISTENERS
 from sublight.backend.native.program import program_of
 from sublight.backend.state import PLAIN, dispatch_modes, is_capturing, is_forward_ad, jit_trace, transforms
 from sublight.op import Plan
+from sublight.ops.record.autocast import as_ours
 from sublight.ops.record.gradient import function_of
 from sublight.ops.record.plans import MOST_KNOWN, key_function, remember
 from sublight.ops.record.run import Values
@@ -38,15 +39,15 @@ def call_of(op: Any) -> tuple[Run, NativeCall]:
     def through_torch(*args: Any) -> Values:
         """Whoever traces, wraps or watches sees one op, where our kernels would take these arguments."""
         if reference is not None and op.why_torch(*args):
-            return reference(*args)
+            return as_ours(reference, tensors_of(args))(*args)
         return mine(registered(*args))
 
     def first(key: Hashable | None, args: tuple[Any, ...]) -> Values:
         """A call that has no plan yet, or that PyTorch has to hear of."""
+        tensors = tensors_of(args)
         is_transform = transforms() is not None or is_forward_ad() or jit_trace() is not None
         if is_transform and reference is not None:
-            return reference(*args)
-        tensors = tensors_of(args)
+            return as_ours(reference, tensors)(*args)
         if reference is not None and is_sharded(tensors):
             return reference(*args)
         if dispatch_modes() or any(type(x) not in PLAIN for x in tensors):
@@ -127,7 +128,7 @@ def run_of(op: Any, plan: Plan, tensors: list[torch.Tensor]) -> Run:
     if plan.provider == "torch":
         if op.reference is None:  # a part of an op: only a tensor that is negated lazily keeps it from our kernels
             return lambda *args: op.call(*[x.resolve_neg() if isinstance(x, torch.Tensor) else x for x in args])
-        return op.reference  # type: ignore[no-any-return]
+        return as_ours(op.reference, tensors)
     if wants_grad(tensors):
         if op.gradient is None:
             registered = getattr(torch.ops.sublight, op.name).default  # refuses, in PyTorch's words

@@ -21,6 +21,7 @@ from sublight.backend.device import why_not_here
 from sublight.errors import BadInput
 from sublight.op import Plan
 from sublight.ops.record import kinds
+from sublight.ops.record.autocast import as_ours
 from sublight.ops.record.call import NativeCall, call_of, guarded, hosted, is_sharded, tensors_of, wants_grad
 from sublight.ops.record.gradient import Gradient, vjp
 from sublight.ops.record.run import Values, runner
@@ -109,7 +110,7 @@ class Registered:
             return self.by_kernels(*args)
         if self.reference is None:
             raise BadInput(f"torch.ops.sublight.{self.name} runs on GPUs alone: call sublight's function of that name")
-        results, outputs = self.reference(*args), self.fake(*args)
+        results, outputs = as_ours(self.reference, tensors_of(args))(*args), self.fake(*args)
         if not isinstance(outputs, tuple | list):
             return results.contiguous() if isinstance(results, torch.Tensor) else results
         given = results if isinstance(results, tuple) else (results,)
