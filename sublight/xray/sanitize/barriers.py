@@ -42,19 +42,19 @@ class Barriers:
 
     def loaded(self, storage: Storage, granules: Array, lanes: Array, each: int, event: int, size: int) -> None:
         """Before this load becomes the last one of its granules."""
-        if storage.reader_lane is None:
-            storage.reader_lane = np.zeros(storage.granules(), np.int32)
+        if storage.reader_warp is None:
+            storage.reader_warp = np.zeros(storage.granules(), np.int16)  # a block has 2**20 lanes at most
         _, _, last_read = storage.marks()
-        mine = lanes if each == 1 else np.repeat(lanes, each)
+        mine = (lanes if each == 1 else np.repeat(lanes, each)) // WARP
         readers = last_read[granules]
         others: Array = readers > self.read_since
         if others.any():
             everybody, same = self._of_size(readers[others], size)
-            is_other = storage.reader_lane[granules] // WARP != mine // WARP
+            is_other = storage.reader_warp[granules] != mine
             others &= np.isin(readers, everybody) | (np.isin(readers, same) & is_other)
-        storage.reader_lane[granules] = mine
-        others |= storage.reader_lane[granules] // WARP != mine // WARP  # two lanes of this load, one granule
-        storage.reader_lane[granules[others]] = SEVERAL
+        storage.reader_warp[granules] = mine
+        others |= storage.reader_warp[granules] != mine  # two lanes of this load, one granule
+        storage.reader_warp[granules[others]] = SEVERAL
         self.sizes[event] = size
 
     def unseen(self, storage: Storage, granules: Array, writers: Array, lanes: Array, each: int, size: int) -> Array:
@@ -73,11 +73,9 @@ class Barriers:
     def unread(self, storage: Storage, granules: Array, readers: Array, lanes: Array, each: int, size: int) -> Array:
         """Which granules another warp may not have read yet; `readers` are their last reading events."""
         recent: Array = readers > self.read_since
-        if storage.reader_lane is None or size <= WARP or not recent.any():
+        if storage.reader_warp is None or size <= WARP or not recent.any():
             return np.zeros(len(granules), bool)
-        mine = lanes if each == 1 else np.repeat(lanes, each)
-        theirs = storage.reader_lane[granules]
-        is_other = (theirs == SEVERAL) | (theirs // WARP != mine // WARP)
+        is_other = storage.reader_warp[granules] != (lanes if each == 1 else np.repeat(lanes, each)) // WARP
         everybody, same = self._of_size(readers[recent], size)
         unread: Array = recent & (np.isin(readers, everybody) | (np.isin(readers, same) & is_other))
         return unread

@@ -53,7 +53,7 @@ class Storage:
     first_read: Array | None = None
     last_read: Array | None = None
     writer_lane: Array | None = None  # of the last plain store in this launch
-    reader_lane: Array | None = None  # of the last plain load in this launch
+    reader_warp: Array | None = None  # of the last plain load in this launch
     is_passed_by: bool = False  # some programs ended before they came to store here
 
     def granules(self) -> int:
@@ -73,7 +73,7 @@ class Storage:
             "first_read",
             "last_read",
             "writer_lane",
-            "reader_lane",
+            "reader_warp",
         ):
             if (array := getattr(self, name)) is not None:
                 setattr(self, name, np.repeat(array, times)[: self.granules()])
@@ -85,7 +85,7 @@ class Storage:
         return self.last_write, self.first_read, self.last_read
 
     def forget_marks(self) -> None:
-        self.last_write = self.first_read = self.last_read = self.writer_lane = self.reader_lane = None
+        self.last_write = self.first_read = self.last_read = self.writer_lane = self.reader_warp = None
 
     def track(self) -> None:
         """Nothing in it has a value yet."""
