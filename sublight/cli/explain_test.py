@@ -255,7 +255,7 @@ def test_the_report_goes_to_stdout_whatever_the_script_has_put_there(here: Path,
     environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
     done = subprocess.run(words, env=environment, capture_output=True, text=True, timeout=240, check=False)
     assert done.returncode == 0 and "Traceback" not in done.stderr
-    assert "optimizer steps" in done.stdout and "report: explain-train.html" in done.stderr
+    assert "\nstep " in done.stdout and "report: explain-train.html" in done.stderr
     assert (here / "log.txt").read_text().split() == ["trained", "with", *([] if end else ["at", "its", "exit"])]
 
 

@@ -91,13 +91,12 @@ def _arguments(
 def check_starts(name: str, starts: torch.Tensor, tokens: int) -> None:
     """Refuse starts that do not begin at 0, fall, or pass the tokens. On a GPU the host waits for the values."""
     numbers = starts.tolist()
+    wanted = f"use numbers that rise from 0 to {tokens} at most"
     for place, (before, number) in enumerate(pairwise(numbers), 1):
         if number < before:
-            raise BadInput(f"{name}[{place}] is {number}, below the {before} before it: use numbers that rise")
+            raise BadInput(f"{name}[{place}] is {number}, below the {before} before it: {wanted}")
     if numbers[0] != 0 or numbers[-1] > tokens:
-        raise BadInput(
-            f"{name} goes from {numbers[0]} to {numbers[-1]}: use numbers that rise from 0 to {tokens} at most"
-        )
+        raise BadInput(f"{name} goes from {numbers[0]} to {numbers[-1]}: {wanted}")
 
 
 def packed_attention(

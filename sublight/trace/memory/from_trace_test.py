@@ -14,7 +14,6 @@ from sublight.trace.record import EMPTY, NONE, Kind, Lane, MemoryLog, Trace
 MB = 1 << 20
 
 
-
 def trace(rows: list[tuple[Kind, str, int, int, int]], log: list[tuple[int, int, int]], base: int = 0) -> Trace:
     """Rows: kind, name, lane, start, end. Log: time, delta, device."""
     rows = sorted(rows, key=lambda row: (row[3], -row[4]))
